@@ -19,16 +19,17 @@ from unittest.mock import patch
 
 import numpy as np
 
-from sottovoce.auditing.audit import Audit, audit_rounds
+from sottovoce.audit.canary_audit import Audit, audit_rounds
+from sottovoce.audit.rounds import AuditedRounds
+from sottovoce.base.files import write_json
+from sottovoce.base.seeds import derive
 from sottovoce.federated.server import Server, ServerSettings
-from sottovoce.files import write_json
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy import noise, round_noise
-from sottovoce.privacy.calibration import noise_of_run
-from sottovoce.privacy.correlated import Correlated, Mechanism
+from sottovoce.privacy.calibration import calibrate_run_noise
+from sottovoce.privacy.mechanism import Correlated, MechanismSettings
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
-from sottovoce.seeds import derive
 
 LAYOUT = Layout(("blocks.0.weight", "blocks.1.weight", "output"), ((40, 50), (15, 100), (10, 100)))
 DELTA = 1e-6
@@ -43,7 +44,7 @@ class Way:
     rate: float
     rounds: int = 4
     epsilons: tuple[float, ...] = (1.0, 2.0, 8.0)
-    mechanism: Mechanism | None = None
+    mechanism: MechanismSettings | None = None
 
     @property
     def cohort_size(self) -> int:
@@ -59,8 +60,8 @@ class Way:
 WAYS = {
     "everybody": Way(1.0),
     "a tenth": Way(0.1),
-    "groups, banded": Way(0.25, 12, (2.0, 8.0), Mechanism(kind="banded", bands=4)),
-    "groups, BLT": Way(0.25, 12, (2.0, 8.0), Mechanism(kind="blt", buffers=2)),
+    "groups, banded": Way(0.25, 12, (2.0, 8.0), MechanismSettings(kind="banded", bands=4)),
+    "groups, BLT": Way(0.25, 12, (2.0, 8.0), MechanismSettings(kind="blt", buffers=2)),
 }
 
 
@@ -79,7 +80,7 @@ def one_audit(way: Way, *, multiplier: float, seed: int) -> Audit:
         ServerSettings(optimiser={"name": "sgd"}, schedule={"name": "constant", "lr": 0.1}), LAYOUT, LAYOUT.zeros()
     )
     plan = Plan(settings, LAYOUT)
-    return audit_rounds(plan, server=server, people=[], rounds=way.rounds, canaries=CANARIES, seed=seed)
+    return audit_rounds(plan, AuditedRounds(server, way.rounds), canaries=CANARIES, seed=seed)
 
 
 def halved() -> Any:
@@ -112,7 +113,7 @@ def rows_of(name: str, *, runs: int) -> list[dict[str, Any]]:
     # Rounds with independent noise are known by their rate, as they were when there were no others.
     key = name if way.mechanism else str(way.rate)
     for epsilon in way.epsilons:
-        multiplier = noise_of_run(
+        multiplier = calibrate_run_noise(
             epsilon,
             population_size=PEOPLE,
             cohort_size=way.cohort_size,

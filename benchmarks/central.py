@@ -23,22 +23,29 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from sottovoce.audio.augment import SpecAugmentSettings, apply_masks
-from sottovoce.audio.batches import plan_epoch
-from sottovoce.audio.features import compiled, frame_lengths, normalise
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.base.seeds import stream, torch_stream
+from sottovoce.data.audio.augment import SpecAugmentSettings, apply_masks
+from sottovoce.data.audio.batches import plan_epoch
+from sottovoce.data.audio.features import compile_features, frame_lengths, normalise_features
+from sottovoce.data.audio.waveforms import Waveforms, pad_waveforms
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.flat.layout import Layout
 from sottovoce.models import log_mel
-from sottovoce.models.decoding import greedy
-from sottovoce.models.family import Family, StepDraws, draw_steps, recordings_heard, sped_up, step_loss
+from sottovoce.models.decoding import decode_greedily
+from sottovoce.models.family import (
+    Family,
+    StepDraws,
+    accelerate_family,
+    draw_steps,
+    extract_float32_features,
+    step_loss,
+)
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.front import amplitude_mel
-from sottovoce.models.transformer.network import Settings, named_settings
-from sottovoce.models.utterances import Recordings, record_lines
+from sottovoce.models.transformer.features import amplitude_mel
+from sottovoce.models.transformer.settings import Settings, named_settings
 from sottovoce.optimisers import LARS
 from sottovoce.optimisers.weights import Weights
-from sottovoce.seeds import stream, torch_stream
-from sottovoce.training.repeatable import repeatable
+from sottovoce.training.run_context import deterministic_kernels
 
 SEED = 1
 AUGMENT = SpecAugmentSettings()
@@ -68,7 +75,7 @@ class Row:
     settings: Settings
     seconds: float
     family: Family[Settings, Any]
-    batches: list[Recordings]
+    batches: list[Waveforms]
     repeatable: bool = False
 
     @property
@@ -93,8 +100,10 @@ def main() -> None:
         for row in rows:
             print_profile(weights, row)
         return
-    line_features, mask = compiled(log_mel.line_features), torch.compile(apply_masks)
-    features_compiled = replace(FAMILY, hear=partial(log_mel.hear, line_features=line_features), mask=mask)
+    line_features, mask = compile_features(log_mel.normalised_log_mel), torch.compile(apply_masks)
+    by_lines = partial(log_mel.extract_log_mel, by_lines=line_features)
+    front_end = replace(FAMILY.front_end, extract_features=by_lines, mask=mask)
+    features_compiled = replace(FAMILY, front_end=front_end)
     hardware = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     table = Table("what", "ms per step", "spread", "audio s/s", "asked for", title=f"benchmarks/central.py: {hardware}")
     for row, ms in zip(rows, measured(weights, rows, steps=arguments.steps, rounds=arguments.rounds), strict=True):
@@ -120,7 +129,9 @@ def training_rows(size: str, seconds: list[float], device: torch.device) -> tupl
     weights.load(parameters)
 
     def fast(seconds: float) -> Family[Settings, Any]:
-        return sped_up(FAMILY, weights.working, settings=whole, steps=10**6, batch_seconds=seconds, device=device)
+        return accelerate_family(
+            FAMILY, weights.working, settings=whole, steps=10**6, batch_seconds=seconds, device=device
+        )
 
     long, again = {s: fast(s) for s in seconds}, {s: fast(s) for s in seconds}  # what is recorded differs
     ready = {s: batches(s, total_seconds=8 * s + 200) for s in seconds}
@@ -140,34 +151,34 @@ def training_rows(size: str, seconds: list[float], device: torch.device) -> tupl
     return weights, rows
 
 
-def batches(max_seconds: float, *, total_seconds: float) -> list[Recordings]:
+def batches(max_seconds: float, *, total_seconds: float) -> list[Waveforms]:
     """Dynamic batches of noise, waveforms on the host, pinned."""
     rng = stream(SEED, "lengths")
     lengths = rng.integers(3 * SAMPLE_RATE, 10 * SAMPLE_RATE, size=int(total_seconds / 6.5))
     noise = rng.integers(-3000, 3000, size=10 * SAMPLE_RATE).astype("int16")
     epoch = plan_epoch(lengths, max_seconds=max_seconds, seed=SEED, epoch=0, fixed_shapes=True)
-    whole = [b for b in epoch.batches if b.padded_seconds > 0.8 * max_seconds]
+    whole = [b for b in epoch if b.padded_seconds > 0.8 * max_seconds]
     made = []
     for batch in whole:
         texts = [
             rng.integers(1, 30, size=int(lengths[r] / SAMPLE_RATE * CHARACTERS_PER_SECOND)).tolist() for r in batch.rows
         ]
-        ready = record_lines([noise[: lengths[r]] for r in batch.rows], texts, padded_samples=batch.padded_samples)
+        ready = pad_waveforms([noise[: lengths[r]] for r in batch.rows], texts, padded_samples=batch.padded_samples)
         made.append(replace(ready, samples_N=ready.samples_N.pin_memory()))
     return made
 
 
-def sent(batch: Recordings, device: torch.device) -> Recordings:
+def sent(batch: Waveforms, device: torch.device) -> Waveforms:
     """`batch` on its way from pinned memory to the device."""
     return replace(batch, samples_N=batch.samples_N.to(device, non_blocking=True))
 
 
-def drawn(batch: Recordings, settings: Settings, number: int) -> StepDraws:
+def drawn(batch: Waveforms, settings: Settings, number: int) -> StepDraws:
     """What chance decides in step `number`."""
     (draws,) = draw_steps(
         FAMILY,
         [len(batch)],
-        samples=[batch.lines_UN.shape[1]],
+        samples=[batch.padded_UN.shape[1]],
         settings=settings,
         spec_augment=AUGMENT,
         generator=torch_stream(SEED, "step", number),
@@ -177,14 +188,14 @@ def drawn(batch: Recordings, settings: Settings, number: int) -> StepDraws:
 
 def step(weights: Weights, row: Row, number: int) -> float:
     """One whole step; returns the seconds of audio in it."""
-    with repeatable(row.repeatable, weights.master.device):
+    with deterministic_kernels(row.repeatable, weights.master.device):
         return _step(weights, row, number)
 
 
 def _step(weights: Weights, row: Row, number: int) -> float:
     batch = sent(row.batches[number % len(row.batches)], weights.master.device)
     draws = drawn(batch, row.settings, number)
-    features = recordings_heard(row.family, batch, settings=row.settings)
+    features = extract_float32_features(row.family, batch, settings=row.settings)
     loss = step_loss(row.family, weights.working, features, settings=row.settings, draws=draws)
     weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
     weights.step(lr=0.0, max_norm=1.0)
@@ -252,7 +263,7 @@ def timed(work: Callable[[], object], *, steps: int) -> float:
 
 def released_features(lines_UN: Tensor, lengths_U: Tensor) -> Tensor:
     """As `model.as_released` has them: neither compiled nor in pieces."""
-    return normalise(amplitude_mel(lines_UN, lengths_U), frame_lengths(lengths_U))
+    return normalise_features(amplitude_mel(lines_UN, lengths_U), frame_lengths(lengths_U))
 
 
 def front_end_row(
@@ -267,7 +278,7 @@ def front_end_row(
     batch = batches(seconds, total_seconds=2 * seconds + 200)[0]
     draws = drawn(batch, named_settings("tiny", tokens=30), 0)
     assert draws.masks is not None
-    lines_UN, lengths_U, masks = batch.lines_UN.to(device), batch.lengths_U.to(device), draws.masks.to(device)
+    lines_UN, lengths_U, masks = batch.padded_UN.to(device), batch.lengths_U.to(device), draws.masks.to(device)
     frames_U = frame_lengths(lengths_U)
     ms = timed(lambda: mask(line_features(lines_UN, lengths_U), frames_U, draws=masks, settings=AUGMENT), steps=steps)
     label = f"features and SpecAugment, {seconds:.0f} s{name}"
@@ -286,9 +297,9 @@ def evaluation_row(hours: float, name: str, family: Family[Settings, Any], devic
     ready = batches(1600, total_seconds=8000)
     passes = int(hours * 3600 / sum(batch.audio_seconds for batch in ready)) + 1
 
-    def recognise(batch: Recordings) -> None:
-        features = recordings_heard(family, sent(batch, device), settings=settings)
-        greedy(*emit(parameters, features, settings=settings))
+    def recognise(batch: Waveforms) -> None:
+        features = extract_float32_features(family, sent(batch, device), settings=settings)
+        decode_greedily(*emit(parameters, features, settings=settings))
 
     for batch in ready:
         recognise(batch)

@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.base.seeds import stream, torch_stream
+from sottovoce.data.audio.waveforms import pad_waveforms
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.models.cpc.family import FAMILY, Options, draw, loss
-from sottovoce.models.cpc.loss import losses, rival_steps, scores_of
+from sottovoce.models.cpc.loss import contrastive_losses, rival_steps, score_steps
 from sottovoce.models.cpc.settings import Settings, predictors
-from sottovoce.models.family import recordings_heard
-from sottovoce.models.speech_lstm.network import dense_steps, in_context
-from sottovoce.models.utterances import record_lines
-from sottovoce.seeds import stream, torch_stream
+from sottovoce.models.family import extract_float32_features
+from sottovoce.models.speech_lstm import dense_steps, lstm_steps
 
 Side = Callable[[], object]
 PEAK = 790e12  # products in bfloat16 a second, an H200
@@ -64,7 +64,7 @@ def made_sides(
     settings: Settings, batch: int, samples: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Side]:
     noise = [stream(1, "noise", n).integers(-3000, 3000, samples).astype(np.int16) for n in range(batch)]
-    features = recordings_heard(FAMILY, record_lines(noise, device=device), settings=settings)
+    features = extract_float32_features(FAMILY, pad_waveforms(noise, device=device), settings=settings)
     parameters = {
         name: p.to(device, dtype).requires_grad_()
         for name, p in FAMILY.init(settings, generator=torch_stream(1, "init")).items()
@@ -74,7 +74,7 @@ def made_sides(
     of_encoder = [p for name, p in parameters.items() if name.startswith("encoder.")]
     with torch.no_grad():
         z = dense_steps(parameters, features.features_UTF, settings=encoder)
-        c, _ = in_context(parameters, z, settings=encoder)
+        c, _ = lstm_steps(parameters, z, settings=encoder)
     lengths_U = torch.full((batch,), z.shape[1], device=device)
     rivals_USR = rival_steps(draws.to(device), lengths_U, z.shape[1])
     lstm = nn.LSTM(encoder.dense_width, encoder.lstm_width, encoder.lstm_layers, batch_first=True).to(device, dtype)
@@ -83,15 +83,15 @@ def made_sides(
         return torch.autograd.grad(value, of)
 
     def encoded() -> object:
-        found, _ = in_context(
+        found, _ = lstm_steps(
             parameters, dense_steps(parameters, features.features_UTF, settings=encoder), settings=encoder
         )
         return gradients(found.float().mean(), of_encoder)
 
     def contrasted() -> object:
         own_z, own_c = z.detach().requires_grad_(), c.detach().requires_grad_()
-        scores = scores_of(own_z, own_c, predictors(parameters, settings=settings))
-        return gradients(losses(scores, rivals_USR, lengths_U, scale=settings.scale).mean(), [own_z, own_c])
+        scores = score_steps(own_z, own_c, predictors(parameters, settings=settings))
+        return gradients(contrastive_losses(scores, rivals_USR, lengths_U, scale=settings.scale).mean(), [own_z, own_c])
 
     return {
         "step": lambda: gradients(loss(parameters, features, settings=settings, draws=draws), leaves),

@@ -30,24 +30,24 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from sottovoce.corpora.corpus import SAMPLE_RATE
+from sottovoce.base.seeds import stream, torch_stream
+from sottovoce.data.audio.waveforms import Waveforms, pad_waveforms
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.flat.layout import Layout
-from sottovoce.models.attention_search import Search
+from sottovoce.models.attention_search import SearchOptions
 from sottovoce.models.crdnn import FAMILY
 from sottovoce.models.crdnn.family import Draws
-from sottovoce.models.crdnn.fast import recorded_decoder, recorded_encoder
+from sottovoce.models.crdnn.graphs import recorded_decoder, recorded_encoder
 from sottovoce.models.crdnn.settings import POOLING, Settings, named_settings
-from sottovoce.models.family import recordings_heard
-from sottovoce.models.utterances import Recordings, record_lines
+from sottovoce.models.family import extract_float32_features
 from sottovoce.optimisers import SGD
 from sottovoce.optimisers.weights import Weights
-from sottovoce.seeds import stream, torch_stream
 
 SEED = 1
 TOKENS = 500
 TOKENS_A_SECOND = 6
 LEARNING_RATE = 1e-6  # small, so that noise leads nowhere
-Work = Callable[[Recordings], object]
+Work = Callable[[Waveforms], object]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Row:
     work: Work
 
 
-def batches(count: int, utterances: int) -> list[Recordings]:
+def batches(count: int, utterances: int) -> list[Waveforms]:
     """Noise of 3 to 8 s, as Common Voice has it, in batches of similar lengths."""
     rng = stream(SEED, "lengths")
     lengths = np.sort(rng.integers(3 * SAMPLE_RATE, 8 * SAMPLE_RATE, size=count * utterances)).reshape(count, -1)
@@ -66,7 +66,7 @@ def batches(count: int, utterances: int) -> list[Recordings]:
     made = []
     for own in lengths[rng.permutation(count)].tolist():
         texts = [rng.integers(1, TOKENS, size=length * TOKENS_A_SECOND // SAMPLE_RATE).tolist() for length in own]
-        made.append(record_lines([noise[:length] for length in own], texts))
+        made.append(pad_waveforms([noise[:length] for length in own], texts))
     return made
 
 
@@ -75,7 +75,7 @@ def batches(count: int, utterances: int) -> list[Recordings]:
 
 def our_weights(settings: Settings, device: torch.device, dtype: torch.dtype) -> Weights:
     parameters = FAMILY.init(settings, generator=torch_stream(SEED, "init"))
-    statistics = FAMILY.statistics(settings)
+    statistics = FAMILY.training.statistics(settings)
     weights = Weights(Layout.of(parameters), SGD(), device=device, dtype=dtype, statistics=statistics)
     weights.load(parameters)
     return weights
@@ -84,9 +84,9 @@ def our_weights(settings: Settings, device: torch.device, dtype: torch.dtype) ->
 def our_step(weights: Weights, settings: Settings, **options: Any) -> Work:
     device = weights.master.device
 
-    def step(batch: Recordings) -> None:
+    def step(batch: Waveforms) -> None:
         batch = replace(batch, samples_N=batch.samples_N.to(device, non_blocking=True))
-        features = recordings_heard(FAMILY, batch, settings=settings)
+        features = extract_float32_features(FAMILY, batch, settings=settings)
         loss = FAMILY.loss(weights.working, features, settings=settings, draws=Draws(SEED), **options)
         weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
         weights.step(lr=LEARNING_RATE, max_norm=5.0)
@@ -117,7 +117,7 @@ def lstms_alone(settings: Settings, device: torch.device) -> Work:
     ).to(device, torch.bfloat16)
     kept: dict[int, Tensor] = {}
 
-    def step(batch: Recordings) -> None:
+    def step(batch: Waveforms) -> None:
         shape = (len(batch), int(batch.lengths_U.max()) // (SAMPLE_RATE // 100) // POOLING, settings.rnn_input)
         x_UTD = kept.setdefault(id(batch), torch.randn(shape, device=device, dtype=torch.bfloat16))
         out_UTD, _ = layers(x_UTD.requires_grad_())
@@ -215,14 +215,14 @@ def their_step(settings: Settings, device: torch.device, precision: str) -> Work
     brain.modules.train()
     prepared: dict[int, Any] = {}
 
-    def step(batch: Recordings) -> None:
+    def step(batch: Waveforms) -> None:
         brain.step += 1
         brain.fit_batch(prepared.setdefault(id(batch), their_batch(batch)))
 
     return step
 
 
-def their_batch(batch: Recordings) -> tuple[Tensor, ...]:
+def their_batch(batch: Waveforms) -> tuple[Tensor, ...]:
     longest = int(batch.lengths_U.max())
     waves = torch.zeros(len(batch), longest)
     for own, start, length in zip(waves, batch.starts_U.tolist(), batch.lengths_U.tolist(), strict=True):
@@ -246,10 +246,10 @@ def search_rows(settings: Settings, device: torch.device, *, width: int) -> list
     assert found is not None
     per_frame = TOKENS_A_SECOND * POOLING / 100
 
-    def searched(how: Search) -> Work:
-        def work(batch: Recordings) -> None:
+    def searched(how: SearchOptions) -> Work:
+        def work(batch: Waveforms) -> None:
             batch = replace(batch, samples_N=batch.samples_N.to(device, non_blocking=True))
-            features = recordings_heard(FAMILY, batch, settings=settings)
+            features = extract_float32_features(FAMILY, batch, settings=settings)
             features = replace(features, features_UTF=features.features_UTF.to(dtype))
             found(parameters, features, settings=settings, how=how)
 
@@ -258,7 +258,7 @@ def search_rows(settings: Settings, device: torch.device, *, width: int) -> list
     return [
         Row(
             f"search, width {w}, CTC weight {c}",
-            searched(Search(width=w, ctc_weight=c, shortest=per_frame, longest=per_frame)),
+            searched(SearchOptions(width=w, ctc_weight=c, shortest=per_frame, longest=per_frame)),
         )
         for w, c in ((1, 0.0), (width, 0.0), (width, 0.3))
     ]
@@ -267,7 +267,7 @@ def search_rows(settings: Settings, device: torch.device, *, width: int) -> list
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measured(rows: Sequence[Row], ready: Sequence[Recordings], *, steps: int, rounds: int) -> list[list[float]]:
+def measured(rows: Sequence[Row], ready: Sequence[Waveforms], *, steps: int, rounds: int) -> list[list[float]]:
     """Seconds of each row and round for `steps` batches."""
     for row in rows:
         for batch in ready:
@@ -289,7 +289,7 @@ def _wait() -> None:
         torch.cuda.synchronize()
 
 
-def print_profile(row: Row, ready: Sequence[Recordings]) -> None:
+def print_profile(row: Row, ready: Sequence[Waveforms]) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     for batch in ready:

@@ -28,7 +28,7 @@ from typing import Any
 from networks.light import Fleet
 from networks.ways import EIGHT, SILOS, measure_ways
 
-from sottovoce.files import write_json
+from sottovoce.base.files import write_json
 
 KEPT = Path(__file__).with_suffix(".json")
 BASE_LORA = 7_077_888  # numbers that base trains with lora(r=16), of 255,800,093

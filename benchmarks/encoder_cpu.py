@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sottovoce.models import ctc
-from sottovoce.models.transformer import network
-from sottovoce.models.transformer.network import Settings
+from sottovoce.models.transformer.draws import draw_several
+from sottovoce.models.transformer.network import forward
 from sottovoce.models.transformer.positions import cape_positions, sinusoids
+from sottovoce.models.transformer.settings import Settings, init, named_settings
 
 Step = Callable[[], float]
 
@@ -67,19 +68,19 @@ def steps(settings: Settings, data: tuple[Tensor, Tensor, Tensor, Tensor]) -> tu
     """One training step (forward, loss, backward) of each model on the same batch."""
     features_BTF, lengths_B, tokens_BU, token_lengths_B = data
     generator = torch.Generator().manual_seed(2)
-    parameters = {name: tensor.requires_grad_() for name, tensor in network.init(settings, generator=generator).items()}
+    parameters = {name: tensor.requires_grad_() for name, tensor in init(settings, generator=generator).items()}
     library = LibraryModel(settings)
 
     def ours() -> float:
-        draws = network.draw(settings, batch_size=len(features_BTF), frames=features_BTF.shape[1], generator=generator)
-        log_probs_BTV, out_B = network.forward(parameters, features_BTF, lengths_B, settings=settings, draws=draws)
-        loss = ctc.loss(log_probs_BTV, out_B, tokens_BU, token_lengths_B)
+        (draws,) = draw_several(settings, batch_sizes=[len(features_BTF)], generator=generator)
+        log_probs_BTV, out_B = forward(parameters, features_BTF, lengths_B, settings=settings, draws=draws)
+        loss = ctc.mean_ctc_loss(log_probs_BTV, out_B, tokens_BU, token_lengths_B)
         torch.autograd.grad(loss, list(parameters.values()))
         return loss.item()
 
     def theirs() -> float:
         log_probs_BTV, out_B = library(features_BTF, lengths_B)
-        loss = ctc.loss(log_probs_BTV, out_B, tokens_BU, token_lengths_B)
+        loss = ctc.mean_ctc_loss(log_probs_BTV, out_B, tokens_BU, token_lengths_B)
         torch.autograd.grad(loss, list(library.parameters()))
         return loss.item()
 
@@ -98,7 +99,7 @@ def main() -> None:
     arguments.add_argument("--pairs", type=int, default=25)
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
-    settings = network.named_settings("tiny", tokens=30, layer_drop=0.0)
+    settings = named_settings("tiny", tokens=30, layer_drop=0.0)
     print(f"tiny, training step, torch {torch.__version__}, {options.threads} threads, {options.pairs} pairs")
     print(f"{'batch':>14} {'ours ms':>9} {'library ms':>11} {'library ÷ ours: median [quartiles]':>37}")
     for utterances, length in ((16, 2.5), (8, 5.0)):

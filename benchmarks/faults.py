@@ -4,7 +4,7 @@
 
 `mutations`: damaged audio files, tables, recipes, stores, checkpoints, models and ledgers, each read as the command
 that reads such a file does (`faulty/mutations.py`). `kills`: processes killed at every named point of `prepare`, `run`
-and a suite, and started again (`faulty/kills.py`). `surfaces`: commands with strangers' models and checkpoints, options
+and a suite, and started again (`faulty/kills.py`). `surfaces`: commands with untrusted models and checkpoints, options
 that are no numbers, pipes in place of files (`faulty/surfaces.py`). Without a word all. Exit code 1 if any fault ended
 badly.
 """
@@ -15,7 +15,7 @@ import json
 import sys
 from pathlib import Path
 
-from faulty.outcome import Outcome, Tally
+from faulty.cases import Outcome, Tally
 from rich.console import Console
 from rich.table import Table
 

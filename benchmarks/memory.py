@@ -17,20 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
-from sottovoce.federated.client import ClientRoom, LocalTraining
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.base.seeds import stream, torch_stream
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store, pack_corpus
+from sottovoce.data.text.tokens import CharacterTokens
+from sottovoce.federated.client import ClientContext, LocalTraining
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import Dropped, SequentialEngine, Trained
 from sottovoce.flat.layout import Layout
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import Settings
+from sottovoce.models.transformer.settings import Settings
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
-from sottovoce.seeds import stream, torch_stream
-from sottovoce.store import Store, pack
-from sottovoce.text.tokens import CharacterTokens
-from sottovoce.users import PopulationSettings, build_population
 
 SEED = 1
 LETTERS = CharacterTokens("abcdefghij")
@@ -44,10 +43,10 @@ def noise_user(number: int, *, samples: int) -> RenderedSpeaker:
     return RenderedSpeaker(name=name, split="train", utterances=[spoken])
 
 
-def make_room(folder: Path, *, users: int, cohort: int, seconds: float) -> ClientRoom:
+def make_context(folder: Path, *, users: int, cohort: int, seconds: float) -> ClientContext:
     render = partial(noise_user, samples=int(seconds * SAMPLE_RATE))
-    pack(Corpus("noise", "en", range(users), render, ProblemLog()), folder, workers=1)
-    return ClientRoom(
+    pack_corpus(Corpus("noise", "en", range(users), render, ProblemLog()), folder, workers=1)
+    return ClientContext(
         build_population(Store(folder), PopulationSettings(split="train"), seed=SEED),
         LETTERS,
         FAMILY,
@@ -72,7 +71,7 @@ class WatchedEngine(SequentialEngine):
     seen = 0
 
     def train(
-        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
     ) -> Iterator[Trained | Dropped]:
         for trained in super().train(server_P, cohort, step=step):
             yield trained
@@ -91,11 +90,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
-        room = make_room(Path(name) / "store", users=options.users, cohort=options.cohort, seconds=options.seconds)
-        parameters = room.family.init(room.model, generator=torch_stream(SEED, "init"))
+        context = make_context(
+            Path(name) / "store", users=options.users, cohort=options.cohort, seconds=options.seconds
+        )
+        parameters = context.family.init(context.model, generator=torch_stream(SEED, "init"))
         layout = Layout.of(parameters)
         settings = PrivacySettings(
-            population_size=len(room.population),
+            population_size=len(context.population),
             privacy_unit="speaker",
             cohort_size=options.cohort,
             clip_bound=0.1,
@@ -104,11 +105,11 @@ def main() -> None:
             root_seed=SEED,
         )
         plan = Plan(settings, layout)
-        engine = WatchedEngine(room, layout, device=torch.device("cpu"))
+        engine = WatchedEngine(context, layout, device=torch.device("cpu"))
         engine.every = max(1, options.rounds * options.cohort // 10)
         server_P = layout.flatten(parameters)
         for step in range(options.rounds):
-            ClientsHere(engine).sum(server_P, plan.sample(step), plan=plan, step=step)
+            LocalClients(engine).sum(server_P, plan.sample(step), plan=plan, step=step)
 
 
 if __name__ == "__main__":

@@ -30,17 +30,17 @@ import soxr
 from numpy.typing import NDArray
 from scipy.signal import butter, sosfiltfilt
 
+from sottovoce.base.files import write_json
 from sottovoce.config import load_recipe
-from sottovoce.evaluation.evaluate import evaluate, select
-from sottovoce.evaluation.paired import difference
-from sottovoce.files import write_json
-from sottovoce.models.saved import load
-from sottovoce.store import Store
-from sottovoce.training.stores import ensure_store
+from sottovoce.data.store import Store
+from sottovoce.evaluation.compare import compute_difference
+from sottovoce.evaluation.score import evaluate_recogniser, select_utterances
+from sottovoce.models.recogniser import load_recogniser
+from sottovoce.training.run_data import ensure_store
 
 KEPT = Path(__file__).with_suffix(".json")
 RECIPE = "real/audiomnist-central"
-FILTERS, FLOOR = ("model.ears.normalise=filter",), ("model.ears.floor_db=40",)
+FILTERS, FLOOR = ("model.features.normalise=filter",), ("model.features.floor_db=40",)
 BANDS = ("central.augment.narrow_band.share=0.5",)
 WAYS: Mapping[str, Sequence[str]] = {
     "before": (),
@@ -96,7 +96,7 @@ def copied(people: Store, folder: Path, made: Any) -> Iterator[Row]:
     """Everything that the test speakers said, at 8 kHz."""
     folder.mkdir(parents=True, exist_ok=True)
     whose = np.searchsorted(people.user_utterances, np.arange(people.utterance_count), side="right") - 1
-    for row in select(people, split="test").rows.tolist():
+    for row in select_utterances(people, split="test").rows.tolist():
         utterance, name = people.utterance(row), f"{row}.wav"
         sound = soxr.resample(np.asarray(people.samples(row)) / 32_768, 16_000, 8_000, quality="VHQ")
         soundfile.write(folder / name, made(sound, np.random.default_rng(row)), 8_000, subtype="PCM_16")
@@ -115,8 +115,8 @@ def by_telephone(sound: Sound, chance: np.random.Generator) -> Sound:
     band += level * 10 ** (-NOISE_DB / 20) * chance.normal(size=len(band))
     pressed = np.sign(band) * np.log1p(255 * np.abs(band.clip(-1, 1))) / np.log(256)
     rounded = np.rint((pressed + 1) / 2 * 255) / 255 * 2 - 1
-    heard: Sound = np.sign(rounded) * (256 ** np.abs(rounded) - 1) / 255
-    return heard
+    decoded: Sound = np.sign(rounded) * (256 ** np.abs(rounded) - 1) / 255
+    return decoded
 
 
 def spoken_elsewhere(voices: Mapping[str, str], folder: Path) -> Iterator[Row]:
@@ -147,10 +147,10 @@ def trained(way: str, seed: int, folder: Path) -> Path:
 
 
 def tested(run: Path, folder: Path) -> dict[str, Record]:
-    recogniser, found = load(run), dict[str, Record]()
+    recogniser, found = load_recogniser(run), dict[str, Record]()
     for name, place in TESTS.items():
         if (folder / "stores" / place).exists():
-            result = evaluate(recogniser, Store(folder / "stores" / place), split="test").as_json()
+            result = evaluate_recogniser(recogniser, Store(folder / "stores" / place), split="test").as_json()
             found[name] = {key: result[key] for key in REMEMBERED}
     return found
 
@@ -180,16 +180,16 @@ def table(kept: Mapping[str, Mapping[str, Mapping[str, Record]]]) -> str:
 
 def _cell(own: Sequence[Record], way: str, kept: Mapping[str, Any], test: str, seeds: Sequence[str]) -> str:
     ours, before = pooled(own), pooled([kept["before"][seed][test] for seed in seeds])
-    told = difference(ours, before)
-    assert told.first is not None
-    assert told.difference is not None
-    rate = f"{told.first:.1%}".replace("%", " %")
+    found = compute_difference(ours, before)
+    assert found.first is not None
+    assert found.difference is not None
+    rate = f"{found.first:.1%}".replace("%", " %")
     if way == "before":
         return rate
-    if told.interval is None:  # too few people for one
-        return f"{rate} ({100 * told.difference:+.1f})"
-    low, high = told.interval
-    return f"{rate} ({100 * told.difference:+.1f}, {100 * low:+.1f} to {100 * high:+.1f})"
+    if found.interval is None:  # too few people for one
+        return f"{rate} ({100 * found.difference:+.1f})"
+    low, high = found.interval
+    return f"{rate} ({100 * found.difference:+.1f}, {100 * low:+.1f} to {100 * high:+.1f})"
 
 
 def pooled(tests: Sequence[Record]) -> Record:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from sottovoce.files import written_atomically
+from sottovoce.base.files import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / "benchmarks" / "peers"
@@ -75,7 +75,7 @@ class Contestant:
     about: Answer = field(default_factory=dict)
     answers: list[Answer] = field(default_factory=list)
 
-    def listen(self) -> Answer:
+    def read_answer(self) -> Answer:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -87,7 +87,7 @@ class Contestant:
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
-        self.answers.append(self.listen())
+        self.answers.append(self.read_answer())
 
     def end(self) -> None:
         assert self.process.stdin is not None
@@ -121,7 +121,7 @@ def start(
             env={**environment, "PYTHONPATH": os.pathsep.join(paths)},
         )
     contestant = Contestant(name, process, log)
-    contestant.about = contestant.listen()
+    contestant.about = contestant.read_answer()
     return contestant
 
 
@@ -257,7 +257,7 @@ what is compared and what bounds it. {hardware}
 
 
 def hardware_name() -> str:
-    """The processor and the system, as far as they tell."""
+    """The processor and the system, as far as they are known."""
     info = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.exists() else []
     processor = names[0] if names else platform.processor() or "an unknown processor"
@@ -296,7 +296,7 @@ def main() -> None:
         title = f"{hardware}, {options.rounds} rounds each, in rotation: median with quartiles"
         written.append(show(workload, found, title=title, against=options.against))
     if options.markdown is not None:
-        with written_atomically(options.markdown) as file:
+        with write_atomically(options.markdown) as file:
             file.write("\n".join([PREFACE.format(hardware=hardware_name()), *written]).encode())
 
 

@@ -20,16 +20,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.flat import segments
 from sottovoce.flat.layout import ALIGNMENT, Layout, tensor_layers
 from sottovoce.privacy.clipping import Clipper, Normalise, Share, layer_scales
-from sottovoce.privacy.correlated_noise import CorrelatedNoise
-from sottovoce.privacy.fingerprint import fingerprint
+from sottovoce.privacy.fingerprint import fingerprint_tensor
+from sottovoce.privacy.mechanism import optimal_banded, optimal_blt
 from sottovoce.privacy.noise import add_gaussian, add_secure_gaussian, grid_spacing
-from sottovoce.privacy.optimal_strategies import optimal_banded, optimal_blt
-from sottovoce.privacy.secure_random import SecureRandom
+from sottovoce.privacy.randomness import SecureRandom
+from sottovoce.privacy.round_noise import CorrelatedNoise
 from sottovoce.privacy.strategies import Strategy
-from sottovoce.seeds import torch_stream
 
 CLIP_BOUND = 0.01
 Variants = dict[str, tuple[Callable[[], object], float]]  # name: (call, bytes moved at least)
@@ -170,11 +170,11 @@ def sweep_variants(layout: Layout, device: torch.device) -> Variants:
     def both(chunk: int, warps: int) -> Variants:
         return {
             f"  norms, chunk {chunk}, warps {warps}": (
-                lambda: kernels.layer_norms(update, layers, chunk=chunk, warps=warps),
+                lambda: kernels.layer_norms_on_gpu(update, layers, chunk=chunk, warps=warps),
                 4.0 * layout.flat_size,
             ),
             f"  add, chunk {chunk}, warps {warps}": (
-                lambda: kernels.add_scaled(total, update, scales, layers, chunk=chunk, warps=warps),
+                lambda: kernels.add_scaled_on_gpu(total, update, scales, layers, chunk=chunk, warps=warps),
                 12.0 * layout.flat_size,
             ),
         }
@@ -209,7 +209,7 @@ def noise_variants(layout: Layout, device: torch.device) -> Variants:
             lambda: add_gaussian(total, std=0.01, generator=generator, layout=layout),
             8.0 * layout.flat_size,
         ),
-        "fingerprint of the parameters": (lambda: fingerprint(total), 4.0 * layout.flat_size),
+        "fingerprint of the parameters": (lambda: fingerprint_tensor(total), 4.0 * layout.flat_size),
         # The memory is read, and one row of it, or all, is written.
         "noise, banded, 8": (correlated(optimal_banded(steps=2000, bands=8, cycle=8)), 40.0 * layout.flat_size),
         "noise, BLT, 3": (correlated(optimal_blt(steps=2000, buffers=3, cycle=100)), 32.0 * layout.flat_size),
@@ -264,13 +264,13 @@ def show(variants: Variants, times: dict[str, list[float]]) -> None:
 def accounting_lines() -> list[str]:
     """A plan (RDP and PLD), a calibration and a choice of noise, nothing cached, at the paper's private rows."""
     from sottovoce.privacy import accounting, calibration, rdp
-    from sottovoce.privacy.noise_planner import Asked, plan_noise
+    from sottovoce.privacy.noise_planner import NoiseRequest, plan_noise
     from sottovoce.privacy.planner import plan_run
 
     def seconds(**noise: float) -> float:
         rdp.release_curve.cache_clear()
         accounting.epsilon.cache_clear()
-        calibration.noise_of_run.cache_clear()
+        calibration.calibrate_run_noise.cache_clear()
         started = time.perf_counter()
         plan_run(3_475_300, cohort_size=102_400, central_steps=2006, delta=1e-9, **noise)  # type: ignore[arg-type]
         return time.perf_counter() - started
@@ -278,7 +278,7 @@ def accounting_lines() -> list[str]:
     plans = ", ".join(f"z={z:g} {seconds(noise_multiplier=z):.2f} s" for z in (0.5, 0.6144, 1.024, 2.048))
     targets = ", ".join(f"ε={target:g} {seconds(target_epsilon=target):.2f} s" for target in (1, 8))
     started = time.perf_counter()
-    plan_noise(Asked(max_cohort=204_800, central_steps=2034, delta=1e-9, sigma_dp=3e-6, target_epsilon=8.0))
+    plan_noise(NoiseRequest(max_cohort=204_800, central_steps=2034, delta=1e-9, sigma_dp=3e-6, target_epsilon=8.0))
     return [
         f"plan with PLD (asked for: 5 s): {plans}",
         f"calibration (asked for: 30 s): {targets}",

@@ -21,26 +21,25 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
-from sottovoce.federated.client import ClientRoom, LocalTraining
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.base.processes import process_group
+from sottovoce.base.seeds import stream, torch_stream
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store, pack_corpus
+from sottovoce.data.text.normalisation import alphabet
+from sottovoce.data.text.tokens import CharacterTokens
+from sottovoce.federated.client import ClientContext, LocalTraining
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import SequentialEngine
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import named_settings
+from sottovoce.models.transformer.settings import named_settings
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings, Sampling
-from sottovoce.processes import process_group
-from sottovoce.seeds import stream, torch_stream
-from sottovoce.store import Store, pack
-from sottovoce.text.normalise import alphabet
-from sottovoce.text.tokens import CharacterTokens
-from sottovoce.users import PopulationSettings, build_population
 
 SEED, CPU = 1, torch.device("cpu")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -77,7 +76,7 @@ def member(arguments: argparse.Namespace) -> None:
     layout = Layout.of(parameters)
     local = LocalTraining(batch_seconds=arguments.seconds / 2, lr=1e-6, local_steps=arguments.local_steps)
     population = build_population(store, PopulationSettings(split="train"), seed=SEED)
-    room = ClientRoom(population, tokens, FAMILY, model, local, seed=SEED, cohort_size=arguments.cohort)
+    context = ClientContext(population, tokens, FAMILY, model, local, seed=SEED, cohort_size=arguments.cohort)
     settings = PrivacySettings(
         population_size=len(population),
         privacy_unit="speaker",
@@ -91,23 +90,23 @@ def member(arguments: argparse.Namespace) -> None:
     plan = Plan(settings, layout)
     server_settings = ServerSettings(optimiser={"name": "lamb"}, schedule={"name": "constant", "lr": 1e-9})
     server = Server(server_settings, layout, layout.flatten(parameters))
-    engine = SequentialEngine(room, layout, device=CPU)
+    engine = SequentialEngine(context, layout, device=CPU)
     with process_group(CPU) as processes:
         over_ranks = ClientsOverRanks(engine, processes, seconds=population.seconds)
-        if not processes.first:
-            while (order := cast(RoundOrder | None, cast(Any, processes.share(None)))) is not None:
+        if not processes.is_first:
+            while (order := cast(RoundOrder | None, cast(Any, processes.broadcast_object(None)))) is not None:
                 over_ranks.take_part(order, server.parameters_P, plan=plan)
             return
         ledger = Ledger(Path(arguments.ledger), header=plan.ledger_header(run="ranks"))
         state = RoundState(server, plan, ledger)
         for step, _ in enumerate(sys.stdin):
             begun = time.perf_counter()
-            clients = over_ranks if processes.several else ClientsHere(engine)
+            clients = over_ranks if processes.is_distributed else LocalClients(engine)
             done = run_round(state, clients, step=step)
             assert done.private is not None
             assert not done.private.dropped
             print(time.perf_counter() - begun, done.private.audio_seconds, flush=True)
-        processes.share(None)
+        processes.broadcast_object(None)
 
 
 class Members:
@@ -121,9 +120,9 @@ class Members:
         command += ["--ledger", str(folder / f"ledger-{world}.jsonl")]
         self._processes = []
         for rank in range(world):
-            told = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            told |= {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1}
-            environment = os.environ | {name: str(value) for name, value in told.items()}
+            settings_of_rank = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            settings_of_rank |= {"OMP_NUM_THREADS": 1, "MKL_NUM_THREADS": 1}
+            environment = os.environ | {name: str(value) for name, value in settings_of_rank.items()}
             self._processes.append(
                 subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, bufsize=1
@@ -161,7 +160,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         users = [speaker(number, arguments.seconds) for number in range(USERS_PER_CLIENT * arguments.cohort)]
-        pack(Corpus("noise", "en", users, as_it_is, ProblemLog()), Path(folder) / "store", workers=1)
+        pack_corpus(Corpus("noise", "en", users, as_it_is, ProblemLog()), Path(folder) / "store", workers=1)
         options = ["--size", arguments.size, "--cohort", str(arguments.cohort), "--seconds", str(arguments.seconds)]
         options += ["--local-steps", str(arguments.local_steps)]
         teams = {world: Members(world, Path(folder), options) for world in (1, arguments.ranks)}

@@ -17,11 +17,11 @@ from findings.document import render_all, render_passages, unsupported, write
 from findings.keeping import keep
 from findings.kept import Kept
 
-from sottovoce.auditing.of_recipe import kept_at
-from sottovoce.errors import InputError
-from sottovoce.files import written_atomically
-from sottovoce.reporting.archives import ZIP, unzip, zip_folder
-from sottovoce.reporting.records import find_runs
+from sottovoce.audit.recipe import audit_path
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import write_atomically
+from sottovoce.report.archives import ZIP, unzip, zip_folder
+from sottovoce.report.records import find_runs
 from sottovoce.training.run_folder import RESULTS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,8 +49,8 @@ def keep_runs(
             for folder in folders:
                 size = keep(folder, Path(place) / folder.name, rounds=rounds, brief=brief, speakers=speakers)
                 print(f"kept {name}/{folder.name}: {size / 1000:,.0f} kB" + (" (large)" if size > LARGE else ""))
-                if kept_at(folder).is_file() and not kept_at(Path(place) / folder.name).is_file():
-                    print(f"left out: {kept_at(folder)} is a release's, or of another recipe")
+                if audit_path(folder).is_file() and not audit_path(Path(place) / folder.name).is_file():
+                    print(f"left out: {audit_path(folder)} is a release's, or of another recipe")
             zip_folder(Path(place), archive)
     print(f"all that is kept: {sum(file.stat().st_size for file in results.glob(f'*{ZIP}')) / 1e6:,.2f} MB, packed")
 
@@ -69,7 +69,7 @@ def write_documents(*, results: Path, docs: Path, allow_missing: bool) -> int:
         return 1
     write(documents, results=results)
     for page, text in passages.items():
-        with written_atomically(page) as file:
+        with write_atomically(page) as file:
             file.write(text.encode())
     for path, document in documents.items():
         print(f"wrote {path} with {len(document.figures)} figures")

@@ -61,7 +61,7 @@ def main() -> None:
     }
     if device.type == "cpu":
         logits_BTWV = whole_joint(*inputs)
-        sides["ours, logits given"] = lambda: step([logits_BTWV], lambda logits: rnnt.losses(logits, *texts))
+        sides["ours, logits given"] = lambda: step([logits_BTWV], lambda logits: rnnt.logit_losses(logits, *texts))
     if find_spec("warprnnt_numba") is not None and not given.no_peer:
         peer = peer_losses(texts, device)
         sides["warprnnt_numba, joint in torch"] = lambda: step(inputs, lambda *joint: peer(whole_joint(*joint)))
@@ -110,8 +110,8 @@ def peer_losses(texts: tuple[Tensor, Tensor, Tensor], device: torch.device) -> C
 
 
 def compare(logits_BTWV: Tensor, texts: tuple[Tensor, Tensor, Tensor], peer: Callable[[Tensor], Tensor]) -> None:
-    ours_B, theirs_B = rnnt.losses(logits_BTWV, *texts), peer(logits_BTWV.contiguous())
-    (ours,) = step([logits_BTWV], lambda logits: rnnt.losses(logits, *texts))
+    ours_B, theirs_B = rnnt.logit_losses(logits_BTWV, *texts), peer(logits_BTWV.contiguous())
+    (ours,) = step([logits_BTWV], lambda logits: rnnt.logit_losses(logits, *texts))
     (theirs,) = step([logits_BTWV], peer)
     relative = ((ours_B - theirs_B) / ours_B).abs().max()
     print(f"ours and warprnnt_numba's: losses differ by {float(relative):.1e} of them, gradients by ", end="")

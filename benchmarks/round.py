@@ -1,7 +1,7 @@
 """A federated round on one device: what federation and privacy add around the local steps, and what each engine gives.
 
     python benchmarks/round.py [--size base] [--cohort 64] [--batch-seconds 120] [--local-steps 10] [--drop 0.3]
-                               [--engines sequential stacked] [--layerdrop-group 8] [--stack 8] [--rounds 3]
+                               [--engines sequential stacked] [--stack 8] [--rounds 3]
     python benchmarks/round.py --family crdnn --size gao --drop 0.15 --batch-seconds 80 --batch-utterances 8
                                --tokens 500 --tokens-per-second 4 --cohort 10 --engines sequential
 
@@ -34,27 +34,26 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
-from sottovoce.federated.client import ClientRoom, LoadedClient, LocalTraining, load_client, plan_client
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.base.seeds import stream, torch_stream
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store, pack_corpus
+from sottovoce.data.text.normalisation import alphabet
+from sottovoce.data.text.tokens import CharacterTokens
+from sottovoce.federated.client import ClientContext, LoadedClient, LocalTraining, load_client, plan_client
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, SharedEngine, StackedEngine
-from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
+from sottovoce.federated.feature_cache import FeatureCache, feature_cache_bytes
 from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import DEFAULT, REGISTERED, Family, Parameters, find_family, sped_up, step_loss
+from sottovoce.models.family import DEFAULT, REGISTERED, Family, Parameters, accelerate_family, find_family, step_loss
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings, Sampling
-from sottovoce.seeds import stream, torch_stream
-from sottovoce.store import Store, pack
-from sottovoce.text.normalise import alphabet
-from sottovoce.text.tokens import CharacterTokens
-from sottovoce.training.precision import precision
-from sottovoce.users import PopulationSettings, build_population
+from sottovoce.training.run_context import choose_dtype
 
 SEED = 1
 LETTERS = "abcdefghij"
@@ -78,7 +77,7 @@ def noise_speaker(number: int, *, seconds: float, letters: str, per_second: floa
 
 def noise_store(folder: Path, *, users: int, **speech: Any) -> Store:
     speakers = [noise_speaker(number, **speech) for number in range(users)]
-    pack(Corpus("noise", "en", speakers, _as_it_is, ProblemLog()), folder / "noise", workers=1)
+    pack_corpus(Corpus("noise", "en", speakers, _as_it_is, ProblemLog()), folder / "noise", workers=1)
     return Store(folder / "noise")
 
 
@@ -91,7 +90,7 @@ class Setting:
     """Everything that the rows share."""
 
     arguments: argparse.Namespace
-    room: ClientRoom
+    context: ClientContext
     layout: Layout
     start_P: torch.Tensor
     device: torch.device
@@ -99,31 +98,35 @@ class Setting:
 
     @property
     def dtype(self) -> torch.dtype:
-        return precision("auto", self.device)
+        return choose_dtype("auto", self.device)
 
     @property
     def long_run(self) -> dict[str, Any]:
         """A run of so many steps is worth compiling for."""
-        return {"steps": 10**6, "batch_seconds": self.room.local.batch_seconds, "device": self.device}
+        return {"steps": 10**6, "batch_seconds": self.context.local.batch_seconds, "device": self.device}
 
     def faster(self, working: Parameters) -> Family[Any, Any]:
-        return sped_up(self.room.family, working, settings=self.room.model, **self.long_run)
+        return accelerate_family(self.context.family, working, settings=self.context.model, **self.long_run)
 
     def engine(self, name: str, *, private: bool) -> Engine:
         common: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
         if name in ("stacked", "shared"):
-            stacked = self.room.family.shared if name == "shared" and not private else self.room.family.stacked
-            if stacked is not None and stacked.faster is not None:
-                stacked = stacked.faster(stacked, **self.long_run)
+            stacked = (
+                self.context.family.stacking.shared
+                if name == "shared" and not private
+                else self.context.family.stacking.stacked
+            )
+            if stacked is not None and stacked.accelerate is not None:
+                stacked = stacked.accelerate(stacked, **self.long_run)
             common |= {"stacked": stacked, "size": self.arguments.stack}
         if name == "shared":
-            return SharedEngine(self.room, self.layout, summed=not private, **common)
+            return SharedEngine(self.context, self.layout, summed=not private, **common)
         if name == "stacked":
-            return StackedEngine(self.room, self.layout, **common)
-        return SequentialEngine(self.room, self.layout, faster=self.faster, **common)
+            return StackedEngine(self.context, self.layout, **common)
+        return SequentialEngine(self.context, self.layout, faster=self.faster, **common)
 
     def plan(self, *, private: bool, cohort: int) -> Plan:
-        population = len(self.room.population)
+        population = len(self.context.population)
         settings = PrivacySettings(
             population_size=population,
             privacy_unit="speaker",
@@ -170,7 +173,7 @@ class Rounds(Row):
                 assert not isinstance(trained, Dropped), trained
 
     def work(self, step: int) -> float:
-        done = run_round(self._state, ClientsHere(self._engine), step=step)
+        done = run_round(self._state, LocalClients(self._engine), step=step)
         assert done.private is not None
         assert not done.private.dropped, done.private.dropped
         self.waited = done.private.waited_seconds
@@ -184,34 +187,36 @@ class Floor(Row):
     """
 
     def __init__(self, setting: Setting, cohort: int) -> None:
-        room, self._device = setting.room, setting.device
+        context, self._device = setting.context, setting.device
         self._plan = setting.plan(private=False, cohort=cohort)
         self._weights = Weights(
             setting.layout,
-            room.local.built_optimiser(),
+            context.local.built_optimiser(),
             device=setting.device,
             dtype=setting.dtype,
-            statistics=room.family.statistics(room.model),
+            statistics=context.family.training.statistics(context.model),
         )
         self._weights.reset(setting.start_P)
-        self._room = replace(room, family=setting.faster(self._weights.working))
-        self._before = HeardBefore(room_for_hearing(setting.device))
+        self._room = replace(context, family=setting.faster(self._weights.working))
+        self._before = FeatureCache(feature_cache_bytes(setting.device))
         self._loaded: list[LoadedClient] = []
 
     def prepare(self, step: int) -> None:
         planned = [plan_client(self._room, index, step=step) for index in self._plan.sample(step).tolist()]
-        where: dict[str, Any] = {"device": self._device, "before": self._before}
+        where: dict[str, Any] = {"device": self._device, "cache": self._before}
         self._loaded = [load_client(self._room, client, step=step, **where) for client in planned]
         self.work(step)
         # As they are found after that: heard before.
         self._loaded = [load_client(self._room, client, step=step, **where) for client in planned]
 
     def work(self, step: int) -> float:
-        room, weights, local = self._room, self._weights, self._room.local
+        context, weights, local = self._room, self._weights, self._room.local
         for client in self._loaded:
-            heard = client.hear(self._before, room, dtype=weights.dtype)
+            heard = client.extract_features(self._before, context, dtype=weights.dtype)
             for lines, draws in zip(client.lines, client.draws, strict=True):
-                loss = step_loss(room.family, weights.working, heard.take(lines), settings=room.model, draws=draws)
+                loss = step_loss(
+                    context.family, weights.working, heard.take(lines), settings=context.model, draws=draws
+                )
                 weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
                 weights.step(lr=local.lr, max_norm=local.clip_gradients)
         return sum(client.audio_seconds for client in self._loaded)
@@ -229,7 +234,6 @@ def main() -> None:
     parser.add_argument("--tokens-per-second", type=float, default=14)
     parser.add_argument("--local-steps", type=int, default=10)
     parser.add_argument("--drop", type=float, default=0.3, help="dropout, and layer-drop where a family has it")
-    parser.add_argument("--layerdrop-group", type=int, default=8)
     parser.add_argument("--stack", type=int)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engines", nargs="+", default=["sequential", "stacked"])
@@ -256,13 +260,12 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Table:
         batch_seconds=arguments.batch_seconds,
         lr=1e-6,
         local_steps=arguments.local_steps,
-        layerdrop_group=arguments.layerdrop_group,
         batch_utterances=arguments.batch_utterances,
         clip_gradients=math.inf if "shared" in arguments.engines else 1.0,
     )
     population = build_population(store, PopulationSettings(split="train"), seed=SEED)
-    room = ClientRoom(population, tokens, family, model, local, seed=SEED, cohort_size=arguments.cohort)
-    setting = Setting(arguments, room, layout, layout.flatten(parameters).to(device), device, folder)
+    context = ClientContext(population, tokens, family, model, local, seed=SEED, cohort_size=arguments.cohort)
+    setting = Setting(arguments, context, layout, layout.flatten(parameters).to(device), device, folder)
     rows: dict[str, Row] = {}
     if "sequential" in arguments.engines:
         rows["floor"] = Floor(setting, arguments.cohort)
@@ -288,7 +291,7 @@ def table(rows: dict[str, Row], arguments: argparse.Namespace, device: torch.dev
     waits: dict[str, float] = {}
     memory: dict[str, float] = {}
     for repeat in range(arguments.rounds + 1):  # the first compiles
-        heard: list[float] = []
+        audio_of_rows: list[float] = []
         for name, row in rows.items():
             row.prepare(repeat)
             if device.type == "cuda":
@@ -304,8 +307,8 @@ def table(rows: dict[str, Row], arguments: argparse.Namespace, device: torch.dev
                 rates[name].append(audio / spent)
                 seconds[name].append(spent)
                 waits[name] = row.waited / spent
-            heard.append(audio)
-            assert math.isclose(audio, heard[0]), "all rows train on the same batches"
+            audio_of_rows.append(audio)
+            assert math.isclose(audio, audio_of_rows[0]), "all rows train on the same batches"
             print(f"{name}: {spent:.2f} s, {audio / spent:,.0f} audio s/s", flush=True)
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     for name, found in rates.items():

@@ -20,17 +20,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.base.processes import split_by_load
+from sottovoce.base.seeds import stream
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.ledger import Ledger, cohort_commitment
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings
-from sottovoce.processes import deal
-from sottovoce.seeds import stream
-from sottovoce.store import Store, pack
-from sottovoce.users import PopulationSettings, build_population
 
 SEED, STEPS = 1, 200
 SIGMA_DP = 3e-6  # the paper's; z = σ_DP·S
@@ -91,7 +90,7 @@ def sampling(arguments: argparse.Namespace) -> list[tuple[str, str]]:
             "commitment to it for the ledger",
             f"{timed(lambda step: cohort_commitment(cohort, nonce=seeded.cohort_nonce(step))) * 1e3:.1f} ms",
         ),
-        ("the cohort as bytes, told to every process", f"{cohort.nbytes / 1e6:.1f} MB"),
+        ("the cohort as bytes, sent to every process", f"{cohort.nbytes / 1e6:.1f} MB"),
     ]
 
 
@@ -116,8 +115,8 @@ def paying(arguments: argparse.Namespace, folder: Path) -> list[tuple[str, str]]
 def dealing(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     rng = stream(SEED, "seconds")
     seconds = rng.lognormal(math.log(MEDIAN_SECONDS), SPREAD, arguments.cohort)
-    took = timed(lambda _: deal(seconds, arguments.ranks), repeats=3)
-    loads = np.array([seconds[part].sum() for part in deal(seconds, arguments.ranks)])
+    took = timed(lambda _: split_by_load(seconds, arguments.ranks), repeats=3)
+    loads = np.array([seconds[part].sum() for part in split_by_load(seconds, arguments.ranks)])
     equal = np.array([part.sum() for part in np.array_split(seconds, arguments.ranks)])
     return [
         (f"dealing them out to {arguments.ranks} processes by seconds", f"{took:.2f} s"),
@@ -138,7 +137,7 @@ def tiny_user(number: int) -> RenderedSpeaker:
 
 def reading(arguments: argparse.Namespace, folder: Path) -> list[tuple[str, str]]:
     begun = time.perf_counter()
-    pack(Corpus("tiny", "en", range(arguments.users), tiny_user, ProblemLog()), folder / "tiny", workers=1)
+    pack_corpus(Corpus("tiny", "en", range(arguments.users), tiny_user, ProblemLog()), folder / "tiny", workers=1)
     packed = time.perf_counter() - begun
     begun = time.perf_counter()
     population = build_population(Store(folder / "tiny"), PopulationSettings(split="train"), seed=SEED)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sottovoce.models.attention_search import END, AttentionDecoder, Search, search
+from sottovoce.models.attention_search import END, AttentionDecoder, SearchOptions, search_attention
 
 FRAME_SECONDS = 0.04
 TOKENS_A_SECOND = 6
@@ -101,10 +101,10 @@ def main() -> None:
         ctc_UTV = emissions(utterances, frames).to(device)
         lengths_U = torch.full((utterances,), frames)
         for width, ctc_weight in ((1, 0.0), (arguments.width, 0.0), (arguments.width, 0.3)):
-            how, times = Search(width=width, ctc_weight=ctc_weight), []
+            how, times = SearchOptions(width=width, ctc_weight=ctc_weight), []
             for repeat in range(arguments.repeats + 1):
                 model.calls, began = 0, time.perf_counter()
-                search(decoder, memory_UTD, lengths_U, ctc_log_probs_UTV=ctc_UTV, how=how)  # ends on the host
+                search_attention(decoder, memory_UTD, lengths_U, ctc_log_probs_UTV=ctc_UTV, how=how)  # ends on the host
                 if repeat:
                     times.append(time.perf_counter() - began)
             low, middle, high = statistics.quantiles(times, n=4)

@@ -24,15 +24,14 @@ from functools import partial
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sottovoce.deployment.client_noise import add_share
-from sottovoce.deployment.masks import Words
-from sottovoce.deployment.secure_sum import Client, Server
-from sottovoce.deployment.sum_terms import Attempt, Phase, Terms, threshold
+from sottovoce.base.signatures import sign
 from sottovoce.flat.layout import Layout
+from sottovoce.network.secure_sum.protocol import SumClient, SumServer
+from sottovoce.network.secure_sum.terms import Phase, SumAttempt, SumTerms, share_threshold
+from sottovoce.network.secure_sum.words import Words, add_noise_share
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings
-from sottovoce.signatures import sign
 
 
 def main() -> None:
@@ -69,22 +68,22 @@ class Measured:
     def __init__(self, clients: int, *, length: int, bits: int, neighbours: int | None, noise: bool) -> None:
         keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(clients)]
         group = clients if neighbours is None else min(neighbours + 1, clients)
-        self.terms = Terms(
+        self.terms = SumTerms(
             roster=tuple(key.public_key() for key in keys),
-            least=threshold(clients),
+            least=share_threshold(clients),
             length=length,
             bits=64 if bits == 64 else 32,
             neighbours=neighbours,
         )
-        attempt = Attempt(terms=self.terms, run=bytes(16), step=0, attempt=1)
+        attempt = SumAttempt(terms=self.terms, run=bytes(16), step=0, attempt=1)
         _ = attempt.context
         self.group = group
         self.clients = [
-            Client(attempt, place=place, sign=partial(sign, key), remember=lambda phase: None)
+            SumClient(attempt, place=place, sign=partial(sign, key), remember=lambda phase: None)
             for place, key in enumerate(keys)
         ]
         self.plan = _noisy_plan(clients, length=length, bits=bits) if noise else None
-        self.server = Server(attempt)
+        self.server = SumServer(attempt)
         self.client_seconds: dict[Phase, list[float]] = defaultdict(list)
         self.server_seconds: dict[Phase, float] = defaultdict(float)
         self.noise_seconds: list[float] = []
@@ -139,7 +138,7 @@ class Measured:
         words += np.random.default_rng(place).integers(0, 2**20, size=self.terms.length, dtype=np.uint32)
         if self.plan is not None:
             with self._timed() as taken:
-                add_share(words, plan=self.plan, terms=self.terms)
+                add_noise_share(words, plan=self.plan, terms=self.terms)
             self.noise_seconds.append(taken[0])
         return words
 
@@ -195,7 +194,7 @@ def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _answer(client: Client, phase: Phase, order: bytes, words: Words | None) -> bytes:
+def _answer(client: SumClient, phase: Phase, order: bytes, words: Words | None) -> bytes:
     match phase:
         case Phase.KEYS:
             return client.keys()
@@ -220,7 +219,7 @@ def _noisy_plan(clients: int, *, length: int, bits: int) -> Plan:
         delta=1e-6,
         mode=Mode.SECURE,
     )
-    shares = NoiseShares(most=clients, least=threshold(clients), colluding=clients // 4)
+    shares = NoiseShares(most=clients, least=share_threshold(clients), colluding=clients // 4)
     return Plan(settings, Layout(("w",), ((length,),)), sum_bits=bits, noise_shares=shares)
 
 

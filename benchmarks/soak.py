@@ -22,23 +22,22 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
-from sottovoce.federated.client import ClientRoom, LocalTraining
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.base.seeds import stream, torch_stream
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store, pack_corpus
+from sottovoce.data.text.tokens import CharacterTokens
+from sottovoce.federated.client import ClientContext, LocalTraining
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine, WorkersEngine
 from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import named_settings
+from sottovoce.models.transformer.settings import named_settings
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
-from sottovoce.seeds import stream, torch_stream
-from sottovoce.store import Store, pack
-from sottovoce.text.tokens import CharacterTokens
-from sottovoce.users import PopulationSettings, build_population
 
 SEED = 1
 USERS, COHORT = 60, 6
@@ -62,22 +61,22 @@ def as_it_is(speaker: RenderedSpeaker) -> RenderedSpeaker:
     return speaker
 
 
-def make_room(folder: Path) -> ClientRoom:
+def make_room(folder: Path) -> ClientContext:
     speakers = [noise_speaker(number) for number in range(USERS)]
-    pack(Corpus("noise", "en", speakers, as_it_is, ProblemLog()), folder, workers=1)
-    return ClientRoom(
+    pack_corpus(Corpus("noise", "en", speakers, as_it_is, ProblemLog()), folder, workers=1)
+    return ClientContext(
         build_population(Store(folder), PopulationSettings(split=("train",)), seed=SEED),
         LETTERS,
         FAMILY,
         named_settings("tiny", tokens=LETTERS.size + 1),
-        LocalTraining(batch_seconds=3.0, lr=0.01, local_steps=2, layerdrop_group=3),
+        LocalTraining(batch_seconds=3.0, lr=0.01, local_steps=2),
         seed=SEED,
         cohort_size=COHORT,
     )
 
 
 @contextmanager
-def engine_of(name: str, room: ClientRoom, layout: Layout, device: torch.device) -> Iterator[Engine]:
+def engine_of(name: str, room: ClientContext, layout: Layout, device: torch.device) -> Iterator[Engine]:
     if name == "workers":
         engine = WorkersEngine(room, layout)
         yield engine
@@ -102,7 +101,7 @@ def _resident(process: int | str) -> float:
     return float(lines["RssAnon"].split()[0]) / 1024
 
 
-def soak(name: str, room: ClientRoom, *, rounds: int, folder: Path, device: torch.device) -> list[dict[str, float]]:
+def soak(name: str, room: ClientContext, *, rounds: int, folder: Path, device: torch.device) -> list[dict[str, float]]:
     """Memory after each round."""
     parameters = room.family.init(room.model, generator=torch_stream(SEED, "init"))
     layout = Layout.of(parameters)
@@ -123,7 +122,7 @@ def soak(name: str, room: ClientRoom, *, rounds: int, folder: Path, device: torc
     samples = []
     with engine_of(name, room, layout, device) as engine:
         for step in range(rounds):
-            run_round(state, ClientsHere(engine), step=step)
+            run_round(state, LocalClients(engine), step=step)
             ledger.commit(step=step, result=state.digest)
             samples.append(memory_mib(device))
     ledger.close()

@@ -23,11 +23,10 @@ import soundfile
 from rich.console import Console
 from rich.table import Table
 
-from sottovoce.corpora import librilight, synthetic, tsv
-from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
-from sottovoce.seeds import stream
-from sottovoce.store import Store, pack
+from sottovoce.base.seeds import stream
+from sottovoce.data.corpora import librilight, synthetic, tsv
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import Store, pack_corpus
 
 SEED = 1
 CODECS = {"flac": ("FLAC", "PCM_16"), "mp3": ("MP3", "MPEG_LAYER_III"), "opus": ("OGG", "OPUS")}
@@ -58,7 +57,7 @@ def tiny_user(number: int) -> RenderedSpeaker:
 
 OPEN = """
 import json, sys, time
-from sottovoce.store import Store
+from sottovoce.data.store import Store
 def peak_mb():  # not ru_maxrss: a child inherits its parent's
     return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 1024
 started = time.perf_counter()
@@ -76,7 +75,7 @@ def opening(folder: Path, users: int) -> list[Sequence[str]]:
     """Open a store of `users` users in a fresh process and read 1,000 of them."""
     for size in (1000, users):
         corpus = Corpus("tiny", "en", range(size), tiny_user, ProblemLog())
-        pack(corpus, folder / f"tiny-{size}", workers=1)
+        pack_corpus(corpus, folder / f"tiny-{size}", workers=1)
     found = {
         size: json.loads(subprocess.check_output([sys.executable, "-c", OPEN, str(folder / f"tiny-{size}")], text=True))
         for size in (1000, users)
@@ -99,13 +98,13 @@ def opening(folder: Path, users: int) -> list[Sequence[str]]:
 
 def reading(folder: Path, rounds: int) -> list[Sequence[str]]:
     """Random users per second from the store and from lhotse on the same FLAC files; `prepare` by codec."""
-    pack(synthetic.read("crowd", users=60, hours=0.75, seed=SEED), folder / "crowd")
+    pack_corpus(synthetic.read_synthetic("crowd", users=60, hours=0.75, seed=SEED), folder / "crowd")
     crowd = Store(folder / "crowd")
     rows: list[Sequence[str]] = []
     for codec in CODECS:
         manifest = export(crowd, folder / codec, codec)
         started = time.process_time()
-        pack(tsv.read([manifest]), folder / f"from-{codec}", workers=1)
+        pack_corpus(tsv.read_tsv([manifest]), folder / f"from-{codec}", workers=1)
         rate = crowd.seconds / (time.process_time() - started)
         rows.append((f"prepare from {codec}", f"{rate:,.0f} audio s per second and core", ""))
 
@@ -216,7 +215,7 @@ def pointing(folder: Path, crowd: Store, rounds: int) -> list[Sequence[str]]:
     seconds = {}
     for kind, point in {"copied": False, "pointed": True}.items():
         started = time.process_time()
-        pack(librilight.read(root, point=point), folder / kind, workers=1)
+        pack_corpus(librilight.read_librilight(root, point=point), folder / kind, workers=1)
         seconds[kind] = time.process_time() - started
     copied, pointed = Store(folder / "copied"), Store(folder / "pointed")
     rows = stream(SEED, "cuts").integers(copied.utterance_count, size=100).tolist()

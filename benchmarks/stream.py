@@ -15,16 +15,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from sottovoce.audio.features import HOP_SAMPLES, WINDOW_SAMPLES
-from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.evaluation.live import CHUNK_SECONDS, transcribe_live
-from sottovoce.evaluation.sound import Samples
+from sottovoce.data.audio.features import HOP_SAMPLES, WINDOW_SAMPLES
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.text.normalisation import alphabet
+from sottovoce.data.text.tokens import CharacterTokens
+from sottovoce.evaluation.streaming import CHUNK_SECONDS, transcribe_stream
+from sottovoce.evaluation.windows import Samples
 from sottovoce.models.ctc import BLANK
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import Recogniser, fresh
+from sottovoce.models.recogniser import Recogniser, create_recogniser
 from sottovoce.models.transducer.network import SIZES, named_settings
-from sottovoce.text.normalise import alphabet
-from sottovoce.text.tokens import CharacterTokens
 
 WARM_UP = 8  # chunks that are not counted
 BEHIND_SECONDS = (WINDOW_SAMPLES - HOP_SAMPLES) / SAMPLE_RATE
@@ -37,7 +37,7 @@ def model(size: str, *, writes: bool) -> Recogniser:
     assert letters is not None
     tokens = CharacterTokens.seen_in(letters)
     settings = named_settings(size, tokens=len(tokens.pieces()))
-    found = fresh(
+    found = create_recogniser(
         find_family("transducer"), settings, tokens, language="en", generator=torch.Generator().manual_seed(1)
     )
     bias_V = torch.zeros(settings.tokens)
@@ -71,13 +71,13 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     chunks = round(arguments.seconds / CHUNK_SECONDS) + WARM_UP
     print(f"{arguments.size} on {arguments.device}, {arguments.threads} threads, {arguments.seconds:g} s of sound")
-    for writes, told in ((False, "writes nothing"), (True, "writes all it may")):
-        heard = transcribe_live(model(arguments.size, writes=writes), sound(chunks), device=arguments.device)
-        computing = [increment.compute_seconds for increment in heard][WARM_UP:]
+    for writes, label in ((False, "writes nothing"), (True, "writes all it may")):
+        streamed = transcribe_stream(model(arguments.size, writes=writes), sound(chunks), device=arguments.device)
+        computing = [increment.compute_seconds for increment in streamed][WARM_UP:]
         lag = lags(computing)
         middle, most_of_all = (1000 * float(np.quantile(lag, share)) for share in (0.5, 0.99))
         print(
-            f"{told:18}: {100 * sum(computing) / arguments.seconds:5.1f} % of real time; lag behind a chunk "
+            f"{label:18}: {100 * sum(computing) / arguments.seconds:5.1f} % of real time; lag behind a chunk "
             f"{middle:5.1f} ms, 99 % within {most_of_all:5.1f}, all within {1000 * max(lag):5.1f}; with the window "
             f"{1000 * (max(lag) + BEHIND_SECONDS):5.1f}"
         )

@@ -256,9 +256,9 @@ def pane(title: str, command: str, said: list[Said], *, columns: int) -> Pane:
 def draw(recording: Recording) -> str:
     """The server above, and the two nodes beside each other."""
     _, serve, joins = commands()
-    told = [s for s in recording.said if s.line.strip()]
-    end = next(n for n, s in enumerate(told) if s.who == "server" and s.line.endswith("testing"))
-    of = {who: [s for n, s in enumerate(told) if s.who == who and (who != "server" or n <= end)] for who in _TITLES}
+    lines = [s for s in recording.said if s.line.strip()]
+    end = next(n for n, s in enumerate(lines) if s.who == "server" and s.line.endswith("testing"))
+    of = {who: [s for n, s in enumerate(lines) if s.who == who and (who != "server" or n <= end)] for who in _TITLES}
     top = pane(_TITLES["server"], serve, of["server"], columns=COLUMNS)
     below = [pane(_TITLES[who], join, of[who], columns=HALF) for who, join in zip(NODES, joins, strict=True)]
     tall = max(each.height for each in below)

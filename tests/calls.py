@@ -1,11 +1,11 @@
-"""What processes are asked to do in tests of `sottovoce.children`: a module of its own, which they import by name."""
+"""What child processes do in tests of `sottovoce.base.children`: a module of its own, which they import by name."""
 
 import os
 import signal
 from multiprocessing.connection import Connection
 from typing import Any
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 
 def tenfold(number: int) -> int:

@@ -16,7 +16,7 @@ def command(
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
     environment = os.environ | (environment or {})
     with subprocess.Popen(
-        [*map(str, arguments)], env=environment, start_new_session=True, preexec_fn=_hear_signals, **options
+        [*map(str, arguments)], env=environment, start_new_session=True, preexec_fn=_restore_signals, **options
     ) as process:
         try:
             yield process
@@ -24,7 +24,7 @@ def command(
             end_group(process.pid)
 
 
-def _hear_signals() -> None:
+def _restore_signals() -> None:
     """Ignored where tests run in the background or with `nohup`, and so they would be in what they start."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)

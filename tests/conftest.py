@@ -34,8 +34,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports have empty figures: drawing takes longer than a short run, and tests/reporting looks at what is drawn."""
-    monkeypatch.setattr("sottovoce.reporting.page.inline_svg", lambda _: "<svg />")
+    """Reports have empty figures: drawing takes longer than a short run, and tests/report looks at what is drawn."""
+    monkeypatch.setattr("sottovoce.report.page.inline_svg", lambda _: "<svg />")
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ ANYTHING = ""  # any function, of C too, that our own code calls
 
 @dataclass(frozen=True)
 class Point:
-    """The `nth` time that the function `name` ("sottovoce.files:write_json") is called, or has returned.
+    """The `nth` time that the function `name` ("sottovoce.base.files:write_json") is called, or has returned.
 
     `later`: so many calls of anything after that.
     """
@@ -41,7 +41,7 @@ class Point:
 
 
 CHARGED = Point("sottovoce.privacy.ledger:Ledger.intend")
-SAVED = Point("sottovoce.training.checkpoint:save")
+SAVED = Point("sottovoce.training.checkpoint:save_checkpoint")
 
 
 def die() -> None:

@@ -28,13 +28,12 @@ import pytest
 import torch
 from tests.tones import identity, speaker
 
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker
-from sottovoce.corpora.problems import ProblemLog
-from sottovoce.deployment import network
+from sottovoce.base.seeds import name_key
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.federated import client_wer, round
+from sottovoce.network.server import clients as network
 from sottovoce.privacy.plan import Plan
-from sottovoce.seeds import name_key
-from sottovoce.store import Store, pack
 
 CLOCK = 4_102_444_800.125  # stands still in 2100
 HOST = "a-host-with-a-name"
@@ -102,7 +101,7 @@ def person(number: int, *, utterances: int = 2, of: int | None = None) -> Render
 
 def packed(place: Path, people: Iterable[RenderedSpeaker]) -> Path:
     rendered = sorted(people, key=lambda one: (one.split, one.name))
-    pack(Corpus("tones", "en", rendered, identity, ProblemLog()), place / "tones", workers=1)
+    pack_corpus(Corpus("tones", "en", rendered, identity, ProblemLog()), place / "tones", workers=1)
     return place
 
 

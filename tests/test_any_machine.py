@@ -11,25 +11,27 @@ from hypothesis import settings
 from tests.commands import command, finished
 from tests.points import Gate, Point, Watch
 
-from sottovoce.processes import deal
+from sottovoce.base.processes import split_by_load
 
-DEAL = "sottovoce.processes:deal"
-THREE_TIMES = "from sottovoce.processes import deal; import numpy; [deal(numpy.ones(2), 2) for _ in range(3)]"
+DEAL = "sottovoce.base.processes:split_by_load"
+THREE_TIMES = (
+    "from sottovoce.base.processes import split_by_load as f; import numpy; [f(numpy.ones(2), 2) for _ in range(3)]"
+)
 
 
 def test_a_point_is_reached_once_and_where_it_is_named() -> None:
     seen: list[int] = []
     with Watch(Point(DEAL, nth=2), lambda: seen.append(watch.calls), counts=True) as watch:
-        deal(np.ones(2), 2)
+        split_by_load(np.ones(2), 2)
         once = watch.calls
-        deal(np.ones(2), 2)
-        deal(np.ones(2), 2)
+        split_by_load(np.ones(2), 2)
+        split_by_load(np.ones(2), 2)
     assert seen == [2 * once], "when it has returned for the second time, and never again"
     assert watch.calls == 3 * once
 
     with Watch(Point(DEAL, nth=2, at="call", later=1), lambda: seen.append(watch.calls), counts=True) as watch:
-        deal(np.ones(2), 2)
-        deal(np.ones(2), 2)
+        split_by_load(np.ones(2), 2)
+        split_by_load(np.ones(2), 2)
     assert seen[-1] == once + 2, "one call behind the second one's beginning"
 
 

@@ -13,9 +13,9 @@ import yaml
 
 from sottovoce.config import Recipe, Suite, as_yaml, load_experiment, load_recipe, recipe_names
 from sottovoce.flat.layout import match_groups
-from sottovoce.models.transformer.network import parameter_kind, parameter_shapes
-from sottovoce.reporting.archives import open_path
-from sottovoce.reporting.titles import without_epsilon
+from sottovoce.models.transformer.settings import parameter_kind, parameter_shapes
+from sottovoce.report.archives import open_path
+from sottovoce.report.run_facts import remove_epsilon
 
 ROOM = "benchmark/"
 SUITES = (
@@ -213,7 +213,7 @@ def test_kept_runs_are_those_of_the_recipes_and_all_of_them(archive: str) -> Non
     assert {label for label in labels if (suite, label.partition("-")[0]) not in REMOVED} == {*runs(suite)}
     for label, recipe in runs(suite).items():
         kept = (folder / label / "config.yaml").read_text()
-        if without_epsilon(title := yaml.safe_load(kept)["about"]) != title:  # no recipe is called that any more
+        if remove_epsilon(title := yaml.safe_load(kept)["about"]) != title:  # no recipe is called that any more
             recipe = recipe.model_copy(update={"about": title})
         assert kept == as_yaml(recipe), label
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import as_yaml, load_experiment, load_recipe, recipe_names
-from sottovoce.errors import InputError
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -33,11 +33,11 @@ def test_a_recipe_that_leaves_the_size_alone_is_written_as_before_sizes_could_va
 def test_what_came_for_narrow_bands_is_written_where_it_is_asked_for() -> None:
     for name, place in (("synthetic/central", ("central", "augment")), ("demo/global", ("federation", "local"))):
         plain = load_recipe(name).model_dump(mode="json")
-        assert "ears" not in plain["model"]
+        assert "features" not in plain["model"]
         assert "narrow_band" not in plain[place[0]][place[1]]
-        asked = [f"{'.'.join(place)}.narrow_band.share=0.3", "model.ears.normalise=filter"]
+        asked = [f"{'.'.join(place)}.narrow_band.share=0.3", "model.features.normalise=filter"]
         written = load_recipe(name, asked).model_dump(mode="json")
-        assert written["model"]["ears"] == {"normalise": "filter", "floor_db": None}
+        assert written["model"]["features"] == {"normalise": "filter", "floor_db": None}
         assert written[place[0]][place[1]]["narrow_band"]["share"] == 0.3
 
 
@@ -80,9 +80,13 @@ def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> Non
             ["central.augment.narrow_band.share=2"],
             "narrow_band: share=2.0, expected a share from 0",
         ),
-        ("synthetic/central", ["model.ears.normalise=bin"], "model.ears.normalise: Input should be 'utterance' or"),
-        ("synthetic/central", ["model.ears.floor_db=0"], "ears: floor_db=0.0, expected a positive number"),
-        ("synthetic/central", ["model.as_released=true", "model.ears.floor_db=40"], "ears with as_released"),
+        (
+            "synthetic/central",
+            ["model.features.normalise=bin"],
+            "model.features.normalise: Input should be 'utterance' or",
+        ),
+        ("synthetic/central", ["model.features.floor_db=0"], "features: floor_db=0.0, expected a positive number"),
+        ("synthetic/central", ["model.as_released=true", "model.features.floor_db=40"], "features with as_released"),
         (
             "synthetic/central",
             ["model.as_released=true", "central.augment.narrow_band.share=0.5"],

@@ -157,6 +157,6 @@ def test_the_model_has_the_released_number_of_parameters() -> None:
     recipe = load_recipe(f"{ROOM}central/fr-all")
     family = find_family("crdnn")
     settings = recipe.model.settings(tokens=500)
-    statistics = set(family.statistics(settings))
+    statistics = set(family.training.statistics(settings))
     count = sum(prod(shape) for name, shape in family.shapes(settings).items() if name not in statistics)
     assert count == 158_907_410

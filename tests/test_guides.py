@@ -15,12 +15,12 @@ from tests.guides import DOCS, blocks
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from sottovoce.base.seeds import stream
 from sottovoce.cli import app
 from sottovoce.config import load_experiment
-from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.deployment.own_ledger import OwnLedger
-from sottovoce.models.saved import load
-from sottovoce.seeds import stream
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.models.recogniser import load_recogniser
+from sottovoce.network.node.ledger import NodeLedger
 
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
@@ -92,7 +92,7 @@ def test_the_guides_own_model_is_trained_privately_evaluated_and_used(folder: Pa
     ):
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, result.output
-    assert load("runs/gru").family.name == "gru_ctc:FAMILY"
+    assert load_recogniser("runs/gru").family.name == "gru_ctc:FAMILY"
     soundfile.write(folder / "digits.wav", stream(1, "noise").normal(0, 0.1, SAMPLE_RATE), SAMPLE_RATE)
     result = CliRunner().invoke(app, ["transcribe", "runs/gru", "digits.wav", "--family", "gru_ctc:FAMILY"])
     assert result.exit_code == 0, result.output
@@ -176,8 +176,8 @@ def test_an_encoder_is_trained_without_texts_probed_and_made_a_recogniser_that_s
     for words in (["run", "my-recogniser.yaml", "--smoke", "--out", "runs"], *used):
         result = CliRunner().invoke(app, words, input=(noise * 2**15).astype("<i2").tobytes())
         assert result.exit_code == 0, result.output
-    assert load("runs/my-encoder").family.name == "cpc"
-    assert load("runs/my-recogniser").family.name == "transducer"
+    assert load_recogniser("runs/my-encoder").family.name == "cpc"
+    assert load_recogniser("runs/my-recogniser").family.name == "transducer"
 
 
 @pytest.mark.parametrize("folder", [DOCS / "guides" / "for-whoever-signs.md"], indirect=True)
@@ -205,7 +205,7 @@ def test_people_who_take_part_can_do_what_their_page_says(folder: Path) -> None:
     said = []
     for words in commands(DOCS / "guides" / "taking-part.md"):
         if words[0] == "join":  # what somebody who joins does, and what becomes of it
-            ledger = OwnLedger(folder / "keys" / "mine" / "home")
+            ledger = NodeLedger(folder / "keys" / "mine" / "home")
             ledger.accept(bytes(32))
             ledger.close()
             continue

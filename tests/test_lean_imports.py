@@ -19,7 +19,7 @@ HEAVY = {
 }
 
 
-@pytest.mark.parametrize("module", ["sottovoce.federated.engines.worker", "sottovoce.training.stages"])
+@pytest.mark.parametrize("module", ["sottovoce.federated.engines.workers", "sottovoce.training.run"])
 def test_what_few_need_is_loaded_when_it_is_needed(module: str) -> None:
     told = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout

@@ -14,9 +14,9 @@ import yaml
 
 from sottovoce.config import Recipe, Suite, load_experiment, recipe_names
 from sottovoce.flat.layout import match_groups
-from sottovoce.models.transformer.network import SIZES, named_settings, parameter_kind, parameter_shapes
+from sottovoce.models.transformer.settings import SIZES, named_settings, parameter_kind, parameter_shapes
 from sottovoce.optimisers.schedules import ExponentialDecay
-from sottovoce.privacy.paper_tables import PaperRow, paper_rows
+from sottovoce.papers.paper_tables import PaperRow, paper_rows
 from sottovoce.privacy.planner import plan_run
 from sottovoce.privacy.pld import QUICK
 
@@ -204,7 +204,7 @@ def private_cells(table: str) -> list[tuple[PaperRow, str, tuple[float, float]]]
     return found
 
 
-def population_of(recipe: Recipe) -> int | None:
+def build_recipe_population(recipe: Recipe) -> int | None:
     assert recipe.paper is not None
     return recipe.paper.population_size
 
@@ -213,7 +213,7 @@ def test_no_recipe_asks_for_exactly_the_papers_population() -> None:
     """A corpus gives what it gives; the paper's K is there to be compared with."""
     for name, recipe in federated().items():
         assert recipe.federated.privacy.population_size is None, name
-        assert population_of(recipe) is not None, name
+        assert build_recipe_population(recipe) is not None, name
 
 
 def test_numbers_that_nobody_could_check_are_marked() -> None:
@@ -235,7 +235,7 @@ def recipe_of(table: str, row: PaperRow, share: str) -> Recipe:
         if f"Table {table.removeprefix('table')}" not in {place for place, _ in references(recipe)}:
             continue
         if (
-            (run.cohort_size, population_of(recipe)) == (row.cohort_size, row.population_size)
+            (run.cohort_size, build_recipe_population(recipe)) == (row.cohort_size, row.population_size)
             and (privacy.sigma_dp or 0.0) == pytest.approx(row.sigma_dp or 0.0)
             and (privacy.share, privacy.clip_bound) == (share, row.clip_bound)
             and run.seed_model == ROOM + PRINTED[table][row.population_size]

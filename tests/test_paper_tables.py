@@ -17,8 +17,8 @@ import yaml
 
 from sottovoce.config import Recipe, load_experiment, recipe_names
 from sottovoce.federated.client import Proximal
-from sottovoce.models.transformer.network import named_settings, parameter_shapes
-from sottovoce.users.table2 import printed_subsets
+from sottovoce.models.transformer.settings import named_settings, parameter_shapes
+from sottovoce.papers.table2 import printed_subsets
 
 ROOM = "pelikan2025/"
 TRANSCRIPT = Path(__file__).parent / "golden/pelikan2025.yaml"

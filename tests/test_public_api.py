@@ -42,9 +42,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_submodules_are_found_as_ever() -> None:
-    from sottovoce import seeds
+    from sottovoce.base import seeds
 
-    assert seeds is importlib.import_module("sottovoce.seeds")
+    assert seeds is importlib.import_module("sottovoce.base.seeds")
 
 
 def test_importing_the_package_loads_nothing_else() -> None:

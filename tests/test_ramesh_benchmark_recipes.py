@@ -10,7 +10,7 @@ from tests.benches import changed, runs_of, settings
 
 from sottovoce.config import Recipe, load_recipe
 from sottovoce.config.sections import SyntheticCorpus
-from sottovoce.training.seeding import seed_of
+from sottovoce.training.parent_model import find_parent_model
 
 ROOM = "benchmark/ramesh/"
 STAGES = f"{ROOM}pretraining/"
@@ -68,7 +68,7 @@ def test_all_are_fine_tuned_alike() -> None:
 
 def test_a_run_starts_from_the_encoder_of_its_own_seed(tmp_path: Path) -> None:
     for where, recipe in all_runs():
-        while (found := seed_of(recipe, runs=tmp_path)) is not None:
+        while (found := find_parent_model(recipe, runs=tmp_path)) is not None:
             assert found.recipe is not None
             assert found.recipe.seed == recipe.seed, where
             recipe = found.recipe

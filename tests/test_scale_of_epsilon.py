@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 from sottovoce.config import Suite, load_experiment, recipe_names
-from sottovoce.privacy import figure, planner, scale
+from sottovoce.privacy import membership_odds, planner
 from sottovoce.privacy.events import poisson_release
-from sottovoce.privacy.mechanisms import single_release
-from sottovoce.privacy.odds import odds
-from sottovoce.reporting.archives import open_path
-from sottovoce.reporting.records import read_run
-from sottovoce.reporting.statement import statement
-from sottovoce.reporting.titles import about_of, title_for
-from sottovoce.reporting.verdict import odds_words, of_hundred, verdict_on
+from sottovoce.privacy.mechanism_search import single_release
+from sottovoce.privacy.membership_odds import bound_membership_odds
+from sottovoce.report import populations as figure
+from sottovoce.report.archives import open_path
+from sottovoce.report.records import read_run
+from sottovoce.report.run_facts import recipe_title, report_title
+from sottovoce.report.statement import statement_text
+from sottovoce.report.verdict import format_odds, judge_run, round_up_percent
 from sottovoce.training import privacy_report
-from sottovoce.training.suites import recipes_of
+from sottovoce.training.suites import load_suite_recipes
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/privacy.md", "docs/guides/for-whoever-signs.md", "docs/guides/taking-part.md")
@@ -38,25 +39,25 @@ def rows_of(page: str) -> list[list[str]]:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_has_the_steps_of_the_scale(page: str) -> None:
     rows = rows_of(page)
-    for step, row in zip(scale.SCALE, rows, strict=False):
-        last = step is scale.NEXT_TO_NOTHING
-        assert row[0] == (f"above {scale.NO_GUARANTEE:g}" if last else f"up to {step.most:g}")
+    for step, row in zip(membership_odds.SCALE, rows, strict=False):
+        last = step is membership_odds.NEXT_TO_NOTHING
+        assert row[0] == (f"above {membership_odds.NO_GUARANTEE:g}" if last else f"up to {step.most:g}")
         assert any(re.match(rf"{step.words}\b", cell) for cell in row[2:]), row
         if not last and step.most < 20:
-            assert row[1].replace(" to ", " : ") == odds_words(step.most)
-    assert len(rows) - len(scale.SCALE) <= 1, "and, for who takes part, that nothing may be promised"
+            assert row[1].replace(" to ", " : ") == format_odds(step.most)
+    assert len(rows) - len(membership_odds.SCALE) <= 1, "and, for who takes part, that nothing may be promised"
 
 
 def test_what_the_steps_mean_stands_where_people_read_it() -> None:
     for page in ("docs/privacy.md", "docs/guides/taking-part.md"):
         text = (ROOT / page).read_text()
-        assert all(step.means in text for step in scale.SCALE)
+        assert all(step.means in text for step in membership_odds.SCALE)
 
 
 def test_right_guesses_are_those_of_one_gaussian_release() -> None:
-    for step, row in zip(scale.SCALE[:3], rows_of("docs/privacy.md"), strict=False):
+    for step, row in zip(membership_odds.SCALE[:3], rows_of("docs/privacy.md"), strict=False):
         z = single_release(step.most, delta=1e-6)
-        assert int(row[2]) == of_hundred(odds(poisson_release(z, sampling_rate=1.0)).right)
+        assert int(row[2]) == round_up_percent(bound_membership_odds(poisson_release(z, sampling_rate=1.0)).right)
 
 
 def test_no_other_page_has_a_scale_of_its_own() -> None:
@@ -68,14 +69,14 @@ def test_no_other_page_has_a_scale_of_its_own() -> None:
     assert [page.name for page in pages if others.search(page.read_text())] == []
     source = [path for path in (ROOT / "src").rglob("*.py") if re.search(r"USEFUL\w* = \d", path.read_text())]
     assert source == []
-    assert planner.GUARANTEE == privacy_report.GUARANTEE == figure.GUARANTEE == scale.GUARANTEE == 8
+    assert planner.GUARANTEE == privacy_report.GUARANTEE == figure.GUARANTEE == membership_odds.GUARANTEE == 8
 
 
 def test_no_recipe_of_a_simulation_says_that_its_epsilon_holds() -> None:
     found = []
     for name in recipe_names():
         experiment = load_experiment(name)
-        recipes = recipes_of(experiment) if isinstance(experiment, Suite) else {name: experiment}
+        recipes = load_suite_recipes(experiment) if isinstance(experiment, Suite) else {name: experiment}
         for label, recipe in recipes.items():
             for words in (experiment.about, recipe.about):
                 if re.search(r"ε ?[=≤] ?\d", words) and not re.search("would|release", words):
@@ -96,8 +97,8 @@ def test_a_report_says_of_a_simulation_that_a_release_would_have_it() -> None:
     kept = open_path(ROOT / "results/had.zip/epsilon-8")
     run = read_run("epsilon-8", kept)
     assert run.config["about"].endswith("ε = 8 for these very people")
-    assert about_of(run) == "1,900 people, each in all of ten rounds (simulated)"
+    assert recipe_title(run) == "1,900 people, each in all of ten rounds (simulated)"
     release = replace(run, config={**run.config, "federation": {"privacy": {"mode": "secure"}}})
-    assert title_for("ε = 8 for all", [release]) == "ε = 8 for all"
-    assert title_for("What a release would have: ε = 8", [run]) == "What a release would have: ε = 8"
-    assert "very people" not in statement(run, verdict_on(run))
+    assert report_title("ε = 8 for all", [release]) == "ε = 8 for all"
+    assert report_title("What a release would have: ε = 8", [run]) == "What a release would have: ε = 8"
+    assert "very people" not in statement_text(run, judge_run(run))

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
-from sottovoce.config.smoke import smoke
-from sottovoce.reporting.records import read_run
-from sottovoce.training.context import Surroundings
-from sottovoce.training.keeper import Report
+from sottovoce.config.smoke import shrink_recipe
+from sottovoce.report.records import read_run
+from sottovoce.training.loop import ProgressReport
+from sottovoce.training.parent_model import default_run_folder, resolve_parent_model
+from sottovoce.training.run import run_smoke
+from sottovoce.training.run_context import RunContext
 from sottovoce.training.run_folder import NO_EPSILON
-from sottovoce.training.seeding import find_seed, folder_of
-from sottovoce.training.smoke_runs import run_smoke
 
 
 def without_numbers(settings: Any) -> Any:
@@ -39,14 +39,14 @@ def kind(recipe: Recipe) -> str:
     """What its smoke is, without numbers, and that of the seed it starts from."""
     name = recipe.central.start_from if recipe.central is not None else recipe.federated.seed_model
     started = None if name is None else kind_of_seed(name, recipe.people_seed)
-    small = smoke(recipe, seed_model=None if started is None else "a seed")
+    small = shrink_recipe(recipe, seed_model=None if started is None else "a seed")
     return json.dumps([without_numbers(small.model_dump(mode="json")), started])
 
 
 @cache
 def kind_of_seed(name: str, root_seed: int) -> str | None:
     """Once for all that start from it."""
-    seed = find_seed(name, runs=Path("runs"), root_seed=root_seed)
+    seed = resolve_parent_model(name, runs=Path("runs"), root_seed=root_seed)
     return None if seed.recipe is None else kind(seed.recipe)
 
 
@@ -69,15 +69,15 @@ def one_of_each_kind() -> dict[str, Recipe]:
 
 
 @pytest.fixture(scope="module")
-def around(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
+def around(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     """One store and one folder of runs for all recipes: what several start from is trained once."""
     pytest.importorskip("espeakng_loader", reason="the stand-in is synthetic speech")
     folder = tmp_path_factory.mktemp("smoke")
-    return Surroundings(runs=folder / "runs", stores=folder / "stores", device=torch.device("cpu"))
+    return RunContext(runs=folder / "runs", stores=folder / "stores", device=torch.device("cpu"))
 
 
-def assert_one_step(run: str, around: Surroundings) -> None:
-    results = json.loads((folder_of(run, around.runs) / "results.json").read_text())
+def assert_one_step(run: str, around: RunContext) -> None:
+    results = json.loads((default_run_folder(run, around.runs) / "results.json").read_text())
     assert results["model"]["step"] == 1
 
 
@@ -91,15 +91,15 @@ def first_of_each_file() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "recipe"), [*first_of_each_file()])
-def test_one_step_of_every_kind_of_recipe_runs(name: str, recipe: Recipe, around: Surroundings) -> None:
-    run_smoke(name, recipe, out=around.runs, around=around)
+def test_one_step_of_every_kind_of_recipe_runs(name: str, recipe: Recipe, around: RunContext) -> None:
+    run_smoke(name, recipe, out=around.runs, context=around)
     assert_one_step(name, around)
 
 
-def test_a_suite_runs_one_step_of_all_its_runs(around: Surroundings) -> None:
+def test_a_suite_runs_one_step_of_all_its_runs(around: RunContext) -> None:
     suite = load_experiment("demo")
     assert isinstance(suite, Suite)
-    run_smoke("demo", suite, out=around.runs, around=around)
+    run_smoke("demo", suite, out=around.runs, context=around)
     for label in suite.runs:
         assert_one_step(f"demo/{label}", around)
 
@@ -112,19 +112,19 @@ def test_a_suite_runs_one_step_of_all_its_runs(around: Surroundings) -> None:
     ],
     ids=["noise", "target"],
 )
-def test_no_epsilon_is_told_that_is_not_the_recipes(changes: list[str], around: Surroundings, tmp_path: Path) -> None:
+def test_no_epsilon_is_told_that_is_not_the_recipes(changes: list[str], around: RunContext, tmp_path: Path) -> None:
     """People and noise of the stand-in promise something else than the recipe's."""
     recipe = load_recipe("benchmark/clipping/dim", ["federation.seed_model=null", *changes])
     said: list[str] = []
-    reports: list[Report] = []
+    reports: list[ProgressReport] = []
     heard = replace(around, say=said.append, on_report=reports.append)
-    run_smoke("private", recipe, out=tmp_path / "runs", around=heard)
+    run_smoke("private", recipe, out=tmp_path / "runs", context=heard)
     assert NO_EPSILON in said
     assert not [line for line in said if "ε" in line or "δ" in line or "epsilon" in line]
     assert reports
     assert all(report.epsilon is None for report in reports)
     (kept,) = (tmp_path / "runs").iterdir()
     run = read_run("private", kept)
-    assert run.promise is not None
-    assert run.promise.words is None
+    assert run.guarantee is not None
+    assert run.guarantee.words is None
     assert run.privacy["epsilon_rdp"] is None

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import Recipe, Suite, as_yaml, is_recipe, load_experiment, load_recipe, public_name, recipe_names
-from sottovoce.config.loading import validate
-from sottovoce.errors import InputError
-from sottovoce.training.seeding import find_seed, folder_of
+from sottovoce.config.loading import validate_recipe
+from sottovoce.training.parent_model import default_run_folder, resolve_parent_model
 
 TABLE = """
 about: a table
@@ -72,14 +72,16 @@ def test_recipes_beside_the_runs_share_nothing_with_them_and_are_run_by_name(tab
     seed = load_recipe(f"{table}/seed")
     assert (seed.about, seed.training.steps, seed.federation) == ("its own seed", 9, None)
     assert load_recipe(f"{table}/_louder").federated.cohort_size == load_recipe("demo/global").federated.cohort_size
-    found = find_seed(f"{table}/seed", runs=tmp_path / "runs", root_seed=1)
+    found = resolve_parent_model(f"{table}/seed", runs=tmp_path / "runs", root_seed=1)
     assert found.recipe == seed
-    assert found.folder == folder_of(f"{table}/seed", tmp_path / "runs")
+    assert found.folder == default_run_folder(f"{table}/seed", tmp_path / "runs")
 
 
 def test_names_of_files_and_of_runs_in_them(table: str, tmp_path: Path) -> None:
-    assert folder_of("mine/table.yaml/dim", tmp_path).name == "mine-table-dim"
-    assert folder_of("pelikan2025/table01/sigma-3e-6-dim", tmp_path).name == "pelikan2025-table01-sigma-3e-6-dim"
+    assert default_run_folder("mine/table.yaml/dim", tmp_path).name == "mine-table-dim"
+    assert (
+        default_run_folder("pelikan2025/table01/sigma-3e-6-dim", tmp_path).name == "pelikan2025-table01-sigma-3e-6-dim"
+    )
     assert [public_name(name) for name in (table, f"{table}/loud", "demo/global")] == [
         *("table", "table/loud", "demo/global"),
     ]
@@ -161,4 +163,4 @@ def test_nothing_of_one_reading_is_left_in_the_next(table: str) -> None:
     before = as_yaml(load_recipe(f"{table}/loud"))
     load_recipe(f"{table}/loud", ["federation.privacy.clip_bound=9", "federation.local.lr=0.7", "data.store=x"])
     assert as_yaml(load_recipe(f"{table}/loud")) == before
-    assert isinstance(validate(load_recipe(f"{table}/loud").model_dump(mode="json"), where="again"), Recipe)
+    assert isinstance(validate_recipe(load_recipe(f"{table}/loud").model_dump(mode="json"), where="again"), Recipe)

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from sottovoce.corpora.corpus import SAMPLE_RATE, Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
-from sottovoce.seeds import stream
-from sottovoce.store import pack
+from sottovoce.base.seeds import stream
+from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import pack_corpus
 
 
 def say(text: str, *, pitch: float) -> np.ndarray:
@@ -57,7 +56,7 @@ def pack_tones(
     """A store of the speakers numbered `people`, three in five of them to train on, each with a `change` made to it."""
     rendered = [change(speaker(number, letters=letters, utterances=utterances)) for number in people]
     rendered.sort(key=lambda one: (one.split, one.name))
-    pack(Corpus("tones", language, rendered, identity, ProblemLog()), place, workers=1)
+    pack_corpus(Corpus("tones", language, rendered, identity, ProblemLog()), place, workers=1)
 
 
 def write_recordings(place: Path, rendered: RenderedSpeaker) -> None:

@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,20 +17,20 @@ import numpy as np
 import torch
 
 from faulty import damage
-from faulty.children import Case
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
-from sottovoce.models import saved
+from faulty.cases import Case
+from sottovoce.base.seeds import stream, torch_stream
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import Store, pack_corpus
+from sottovoce.data.text.tokens import CharacterTokens, load_tokens, save_tokens, train_sentence_pieces
+from sottovoce.models import model_files
+from sottovoce.models.recogniser import create_recogniser, load_recogniser, save_recogniser
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import Settings
+from sottovoce.models.transformer.settings import Settings
 from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.ledger_records import Header
-from sottovoce.seeds import stream, torch_stream
-from sottovoce.store import Store, pack
-from sottovoce.text.tokens import CharacterTokens, load_tokens, save_tokens, train_sentence_pieces
 from sottovoce.training import checkpoint
-from sottovoce.training.marks import check_ledger
+from sottovoce.training.ledger_check import check_ledger
 
 STORES, CHECKPOINTS, MODELS, LEDGERS = "stores", "checkpoints", "models and token sets", "ledgers"
 CHARACTERS = CharacterTokens("abc ")
@@ -42,15 +42,15 @@ FILES = (*damage.BINARY, damage.flip_one_bit, damage.change_digit, *damage.TEXT)
 def stores(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
     whole = folder / "store"
     corpus = Corpus("two", "en", [0, 1, 2, 3], _speaker, ProblemLog())
-    pack(corpus, whole, workers=1)
+    pack_corpus(corpus, whole, workers=1)
     return _cases(STORES, whole, _read_store, count=count, seed=seed)
 
 
 def checkpoints(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
-    model = saved.fresh(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model"))
+    model = create_recogniser(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model"))
     state = {"dev_wer": 0.25, "ledger": {"length": 3, "head": "0" * 64}, "since_best": 2}
-    whole = checkpoint.Checkpoint(7, model, {"momentum": torch.arange(6.0)}, checkpoint.name(5), state)
-    place = checkpoint.save(folder / "checkpoints", whole)
+    whole = checkpoint.Checkpoint(7, model, {"momentum": torch.arange(6.0)}, checkpoint.checkpoint_name(5), state)
+    place = checkpoint.save_checkpoint(folder / "checkpoints", whole)
     return _cases(CHECKPOINTS, place, _read_checkpoint, count=count, seed=seed)
 
 
@@ -59,8 +59,10 @@ def models(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
     model, pieces = folder / "model", folder / "pieces"
     for place in (model, pieces):
         place.mkdir()
-    saved.save(saved.fresh(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model")), model)
-    save_tokens(train_sentence_pieces(["a b c ab abc ba cab", "cc bb aa"], size=6), pieces / saved.TOKENS)
+    save_recogniser(
+        create_recogniser(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model")), model
+    )
+    save_tokens(train_sentence_pieces(["a b c ab abc ba cab", "cc bb aa"], size=6), pieces / model_files.TOKENS)
     half = count // 2
     yield from _cases(MODELS, model, _read_model, count=half, seed=seed)
     yield from _cases(MODELS, pieces, _read_pieces, count=count - half, seed=seed)
@@ -76,9 +78,10 @@ def ledgers(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
         for step in range(1, 7):
             ledger.intend(event, step=step, clip_bound=1.0, parameters="0" * 64, cohort="0" * 64)
             mark = ledger.commit(step=step, result="0" * 64)
-    model = saved.fresh(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model"))
-    known = checkpoint.Checkpoint(6, model, {}, checkpoint.name(6), {"ledger": asdict(mark)})
-    checkpoint.save(run / "checkpoints", known)
+    model = create_recogniser(FAMILY, MODEL, CHARACTERS, language="en", generator=torch_stream(1, "model"))
+    model = replace(model, about={"step": 6})
+    known = checkpoint.Checkpoint(6, model, {}, checkpoint.checkpoint_name(6), {"ledger": asdict(mark)})
+    checkpoint.save_checkpoint(run / "checkpoints", known)
     return _cases(LEDGERS, run, _read_ledger, count=count, seed=seed, only="*.jsonl", kinds=(*damage.TEXT, *EDITS))
 
 
@@ -145,32 +148,32 @@ def _read_store(folder: Path) -> object:
     store = Store(folder)
     store.check(audio=True)
     people = [store.user(row) for row in range(store.user_count)]
-    said = [store.utterance(row) for row in range(store.utterance_count)]
+    utterances = [store.utterance(row) for row in range(store.utterance_count)]
     found = [store.find(person.name, split=person.split).row for person in people]
     columns = [store.user_keys.tolist(), store.seconds, store.digest, store.splits]
-    texts = [(one.id, one.text, one.raw_text, one.metadata, one.samples.tobytes()) for one in said]
+    texts = [(one.id, one.text, one.raw_text, one.metadata, one.samples.tobytes()) for one in utterances]
     return people, texts, found, columns
 
 
 def _read_checkpoint(place: Path) -> object:
-    found = checkpoint.load(place)
+    found = checkpoint.load_checkpoint(place)
     tensors = {**found.recogniser.parameters, **found.optimiser}
     return found.step, found.best, found.state, {name: tensor.tolist() for name, tensor in tensors.items()}
 
 
 def _read_model(folder: Path) -> object:
-    found = saved.load(folder)
+    found = load_recogniser(folder)
     parameters = {name: tensor.tolist() for name, tensor in found.parameters.items()}
     return found.settings, found.tokens.as_json(), found.language, found.about, parameters
 
 
 def _read_pieces(folder: Path) -> object:
-    found = load_tokens(folder / saved.TOKENS)
+    found = load_tokens(folder / model_files.TOKENS)
     return found.as_json(), found.encode("a cab")
 
 
 def _read_ledger(run: Path) -> object:
-    """What it says was spent. A last line that was never finished is no part of it, and is said."""
+    """What it records as spent, without a last line that was never finished."""
     checked = check_ledger(run)
     report = checked.report
     return (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from faulty.children import Case
+from faulty.cases import Case
 from sottovoce.cli import main
 from sottovoce.cli.serve import NEEDS
 
@@ -28,25 +28,25 @@ class Asked:
     is_counted: Callable[[str], bool] = lambda _: False
 
 
-def command_case(what: str, told: str, asked: Asked, *, due: bool) -> Case:
+def command_case(what: str, label: str, asked: Asked, *, due: bool) -> Case:
     """A command; where a refusal is `due`, to end with exit code 0 is a silent loss."""
     return Case(
-        what, f"{told}: sottovoce {' '.join(map(str, asked.words))[:200]}", partial(_tried, asked), lambda _: due
+        what, f"{label}: sottovoce {' '.join(map(str, asked.words))[:200]}", partial(_tried, asked), lambda _: due
     )
 
 
 def _tried(asked: Asked) -> object:
-    """What a command printed that did something; None where it said in a few lines why not."""
+    """What a command printed that did something; None where it was refused in a few lines."""
     os.chdir(asked.folder)
-    code, printed, said = run(asked.words, asked.piped)
+    code, printed, errors = run(asked.words, asked.piped)
     if code == 0 and asked.is_counted(printed):
         return None
-    if code == 0 or NEEDS in said:  # what is said of the extra is said when all else has been looked at
+    if code == 0 or NEEDS in errors:  # a missing extra is reported after all other checks
         return printed or "nothing"
-    lines = [line for line in said.splitlines() if line.startswith("error:")]
-    is_usage = said.startswith("Usage:")
-    if code not in REFUSED or not said.strip() or "Traceback" in said or (len(lines) > 1 and not is_usage):
-        raise AssertionError(f"exit code {code}: {said[-500:]!r}")
+    lines = [line for line in errors.splitlines() if line.startswith("error:")]
+    is_usage = errors.startswith("Usage:")
+    if code not in REFUSED or not errors.strip() or "Traceback" in errors or (len(lines) > 1 and not is_usage):
+        raise AssertionError(f"exit code {code}: {errors[-500:]!r}")
     return None
 
 

@@ -18,13 +18,13 @@ import numpy as np
 import soundfile
 import yaml
 
-from faulty.nursery import Ended, Nursery, nursery
-from faulty.outcome import Outcome, Tally
-from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
-from sottovoce.seeds import stream
-from sottovoce.store import Store
-from sottovoce.training.marks import check_ledger
+from faulty.cases import Outcome, Tally
+from faulty.fork_server import Ended, ForkServer, fork_server
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.store import Store
+from sottovoce.training.ledger_check import check_ledger
 
 MODEL = {"size": "tiny", "dropout": 0.1, "layer_drop": 0.2}
 CENTRAL: dict[str, Any] = {
@@ -89,33 +89,33 @@ class Kind:
 
 def campaign(tally: Tally, *, kills: int | None, seed: int) -> None:
     """Kill each kind of command at all of its points, or at an even sample of `kills` points over all kinds."""
-    with tempfile.TemporaryDirectory(prefix="faults-") as place, nursery() as born:
-        kinds = _kinds(Path(place).resolve(), born)
+    with tempfile.TemporaryDirectory(prefix="faults-") as place, fork_server() as server:
+        kinds = _kinds(Path(place).resolve(), server)
         for number, kind in enumerate(kinds):
             folder = _fresh(kind, Path(place).resolve() / "whole")
-            whole = born.run(kind.command, folder=folder)
-            assert whole.code == 0, whole.said
+            whole = server.run(kind.command, folder=folder)
+            assert whole.code == 0, whole.output
             share = None if kills is None else kills * (number + 1) // len(kinds) - kills * number // len(kinds)
             expected = _state(kind, folder)
             for point in _sample(dict.fromkeys(whole.points), share, seed=seed, name=kind.name):
-                outcome, words = _killed(kind, point, expected, born, _fresh(kind, Path(place).resolve() / "killed"))
+                outcome, words = _killed(kind, point, expected, server, _fresh(kind, Path(place).resolve() / "killed"))
                 tally.add(f"kills of {kind.name}", outcome, words=f"at {point}: {words}")
 
 
-def _killed(kind: Kind, point: str, expected: Any, born: Nursery, folder: Path) -> tuple[Outcome, str]:
-    first = born.run(kind.command, folder=folder, kill_at=point)
+def _killed(kind: Kind, point: str, expected: Any, server: ForkServer, folder: Path) -> tuple[Outcome, str]:
+    first = server.run(kind.command, folder=folder, kill_at=point)
     # Where a run's own process was killed, the suite's says so in a line.
     if (bad := _bad_end(first, allowed=(-signal.SIGKILL, 2))) is not None:
-        return bad, first.said
+        return bad, first.output
     if point not in first.points:
         return Outcome.SILENT_LOSS, "the run took another way than before"
     if words := kind.between(folder):
         return Outcome.SILENT_LOSS, words
-    second = born.run(kind.command, folder=folder)
+    second = server.run(kind.command, folder=folder)
     if (bad := _bad_end(second, allowed=(0, 2))) is not None:
-        return bad, second.said
+        return bad, second.output
     if second.code == 2:
-        return Outcome.CLEAN_ERROR, second.said
+        return Outcome.CLEAN_ERROR, second.output
     if words := _difference(_state(kind, folder), expected):
         return Outcome.SILENT_LOSS, words
     if words := kind.after(folder, (*first.points, *second.points)):
@@ -194,7 +194,7 @@ def _every_attempt_is_charged(run: Path, points: Sequence[str]) -> str:
     return ""
 
 
-def _kinds(place: Path, born: Nursery) -> list[Kind]:
+def _kinds(place: Path, server: ForkServer) -> list[Kind]:
     """The five kinds of command, with the speech and the recipes that they need below `place`."""
     base = place / "base"
     (base / "clips").mkdir(parents=True)
@@ -202,8 +202,8 @@ def _kinds(place: Path, born: Nursery) -> list[Kind]:
     few = base / "few.tsv"
     few.write_text("".join(table.read_text().splitlines(keepends=True)[:7]))
     for manifest, store in ((table, base / "stores/tones"), (few, base / "old/made")):
-        made = born.run(["prepare", "tsv", manifest, "--split-column", "split", "--out", store], folder=base)
-        assert made.code == 0, made.said
+        made = server.run(["prepare", "tsv", manifest, "--split-column", "split", "--out", store], folder=base)
+        assert made.code == 0, made.output
     old, new = Store(base / "old/made").digest, Store(base / "stores/tones").digest
     secure = {**FEDERATED, "federation": {**FEDERATED["federation"]}}
     secure["federation"]["privacy"] = {**FEDERATED["federation"]["privacy"], "mode": "secure"}

@@ -5,28 +5,23 @@
     traceback     any other exception, a crash of the process, or an error of several lines
     hang          more CPU time than a hundred such cases take
     silent loss   something we wrote (store, checkpoint, model, ledger) reads otherwise without a word, or a recording
-                  whose container tells its length reads as a shorter one
+                  whose container stores its length reads as a shorter one
 
 Nobody can say of an input from outside what it was before: another letter in a table, another rate in a recipe or
 another sample of a WAV file is simply what it says.
 """
 
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
-from faulty import artefacts, crowds, manifests, recipes, sounds
-from faulty.children import Case, try_all
-from faulty.outcome import Tally
-
-Cases = Callable[..., Iterator[Case]]
+from faulty import artefacts, inputs, recipes
+from faulty.cases import MakeCases, Tally, try_shares
 
 # Of every so many cases, how many of each kind.
-SHARES: Mapping[Cases, int] = {
-    sounds.cases: 32,
-    manifests.cases: 20,
+SHARES: Mapping[MakeCases, int] = {
+    inputs.recordings: 32,
+    inputs.tables: 20,
     recipes.cases: 30,
-    crowds.cases: 2,
+    inputs.corpus_sizes: 2,
     artefacts.stores: 10,
     artefacts.checkpoints: 6,
     artefacts.models: 6,
@@ -36,6 +31,4 @@ SHARES: Mapping[Cases, int] = {
 
 def campaign(tally: Tally, *, cases: int, seed: int) -> None:
     """Try about `cases` damaged inputs, the same ones for the same `seed`."""
-    for make, share in SHARES.items():
-        with tempfile.TemporaryDirectory(prefix="sottovoce-faults-") as folder:
-            try_all(make(Path(folder), count=-(-cases * share // sum(SHARES.values())), seed=seed), tally)
+    try_shares(SHARES, tally, count=cases, seed=seed)

@@ -36,7 +36,7 @@ _FUNCTIONS = {
     "sottovoce.privacy.plan": ("Plan.add_noise",),
     "sottovoce.federated.server": ("Server.step",),
     "sottovoce.training.checkpoint": ("save", "prune"),
-    "sottovoce.store.writing": ("Writer.add", "Writer.finish"),
+    "sottovoce.data.store.writing": ("Writer.add", "Writer.finish"),
 }
 
 

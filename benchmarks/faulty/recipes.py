@@ -1,4 +1,4 @@
-"""Damaged recipes and strange overrides: everything that a run works out of them before it reads any speech."""
+"""Damaged recipes and invalid overrides: everything that a run works out of them before it reads any speech."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -8,23 +8,23 @@ from typing import Any
 import numpy as np
 
 from faulty import damage
-from faulty.children import Case
+from faulty.cases import Case
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.config import Recipe, Suite, as_yaml, load_experiment, load_recipe
-from sottovoce.config.smoke import smoke
-from sottovoce.errors import InputError
+from sottovoce.config.smoke import shrink_recipe
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import Recogniser, fresh
+from sottovoce.models.recogniser import Recogniser, create_recogniser
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.events import repeated
 from sottovoce.privacy.plan import Plan
-from sottovoce.seeds import stream, torch_stream
-from sottovoce.text.tokens import CharacterTokens
+from sottovoce.training.parent_model import default_run_folder, resolve_parent_model
+from sottovoce.training.run_data import open_named_store
 from sottovoce.training.run_folder import open_run
-from sottovoce.training.seeding import find_seed, folder_of
-from sottovoce.training.stores import open_place
+from sottovoce.training.start_model import split_trained_part
 from sottovoce.training.suites import select_runs
-from sottovoce.training.trained_part import trained_part
 
 RECIPES, OVERRIDES = "recipes", "overrides of recipes"
 NAMES = ("demo", "demo/global", "demo/seed", "benchmark/clipping/dim", "pelikan2025/appendix-h5/mlp-weight-2")
@@ -126,12 +126,12 @@ def _understood(name: str, overrides: Sequence[str], folder: Path) -> object:
 def _settled(recipe: Recipe, folder: Path) -> object:
     text = as_yaml(recipe)
     with open_run(folder, config=text, inputs={}, resume=True):
-        folder_of("x/y.yaml", folder)
-    smoke(recipe)
+        default_run_folder("x/y.yaml", folder)
+    shrink_recipe(recipe)
     find_family(recipe.model.family).shapes(recipe.model.settings(tokens=29))
     for place in (recipe.data.store, recipe.data.dev.rpartition(":")[0] or "x"):
         try:
-            open_place(place, folder)
+            open_named_store(place, folder)
         except InputError as error:
             if "no store at" not in str(error):
                 raise
@@ -142,7 +142,7 @@ def _settled(recipe: Recipe, folder: Path) -> object:
         return text, rates
     start = recipe.federated.seed_model
     if start is not None and not Path(start).is_absolute():
-        find_seed(start, runs=folder, root_seed=recipe.people_seed)
+        resolve_parent_model(start, runs=folder, root_seed=recipe.people_seed)
     recipe.federated.clients.population(recipe.data)
     return text, rates, _spent(recipe)
 
@@ -158,7 +158,7 @@ def _spent(recipe: Recipe) -> float:
         root_seed=1,
         central_steps=settings.steps,
     )
-    plan = Plan(private, Layout.of(trained_part(recipe, _start()).initial))
+    plan = Plan(private, Layout.of(split_trained_part(recipe, _start()).initial))
     return rdp_epsilon(repeated(plan.event, settings.steps), private.delta)
 
 
@@ -166,6 +166,6 @@ def _spent(recipe: Recipe) -> float:
 def _start() -> Recogniser:
     model = load_recipe("demo/global").model
     tokens = CharacterTokens.seen_in(["abcdefghijklmnopqrstuvwxyz' "])
-    return fresh(
+    return create_recogniser(
         find_family(model.family), model.settings(tokens=29), tokens, language="en", generator=torch_stream(1, "start")
     )

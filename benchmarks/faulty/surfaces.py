@@ -7,31 +7,26 @@ hang          more than a minute, or more CPU time than a hundred such cases tak
 silent loss   exit code 0 where a refusal was due
 """
 
-import tempfile
-from pathlib import Path
+from collections.abc import Mapping
 
-from faulty import strange_files, strange_models, strange_options
-from faulty.children import try_all
-from faulty.mutations import Cases
-from faulty.outcome import Tally
+from faulty import invalid_files, invalid_models, invalid_options
+from faulty.cases import MakeCases, Tally, try_shares
 
 # Of every so many cases, how many of each kind.
-SHARES: dict[Cases, int] = {
-    strange_models.checkpoints: 24,
-    strange_models.folders: 36,
-    strange_models.outside: 6,
-    strange_options.plans: 30,
-    strange_options.others: 24,
-    strange_options.network: 14,
-    strange_files.special: 40,
-    strange_files.archives: 14,
-    strange_files.streams: 14,
-    strange_files.corpora: 22,
+SHARES: Mapping[MakeCases, int] = {
+    invalid_models.checkpoints: 24,
+    invalid_models.folders: 36,
+    invalid_models.outside: 6,
+    invalid_options.plans: 30,
+    invalid_options.others: 24,
+    invalid_options.network: 14,
+    invalid_files.special: 40,
+    invalid_files.archives: 14,
+    invalid_files.streams: 14,
+    invalid_files.corpora: 22,
 }
 
 
 def campaign(tally: Tally, *, cases: int, seed: int) -> None:
     """Try about `cases` commands, the same ones for the same `seed`."""
-    for make, share in SHARES.items():
-        with tempfile.TemporaryDirectory(prefix="sottovoce-faults-") as folder:
-            try_all(make(Path(folder), count=-(-cases * share // sum(SHARES.values())), seed=seed), tally)
+    try_shares(SHARES, tally, count=cases, seed=seed)

@@ -17,12 +17,12 @@ from findings.kept import Kept
 from findings.numbers import per_cent
 from findings.rates import SEED, Difference
 from findings.tables import Repeats, markdown, rates_cell
-from sottovoce.errors import InputError
-from sottovoce.evaluation.per_speaker import DRAWS, percentiles
-from sottovoce.reporting.clients import error_drawing
-from sottovoce.reporting.drawings import Drawing
-from sottovoce.reporting.records import Record, RunRecord
-from sottovoce.seeds import stream
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream
+from sottovoce.evaluation.error_rates import DRAWS, percentile_interval
+from sottovoce.report.drawings import Drawing
+from sottovoce.report.people import client_error_drawing
+from sottovoce.report.records import Record, RunRecord
 
 WHEN = ("before", "after")
 COLUMNS: Mapping[str, Callable[[Record], float]] = {
@@ -97,7 +97,7 @@ def by_amount(run: RunRecord) -> str:
 
 def drawing(runs: Mapping[str, RunRecord], *, name: str) -> Drawing:
     """Sorted rates of clients before and after, by run: the paper's Figure 4."""
-    return replace(error_drawing({label: tested(run) for label, run in runs.items()}), name=name)
+    return replace(client_error_drawing({label: tested(run) for label, run in runs.items()}), name=name)
 
 
 def _amounts(client: Record) -> tuple[float, int]:
@@ -121,4 +121,4 @@ def _mean_rates(runs: Sequence[RunRecord], when: str) -> NDArray[np.float64]:
 def _difference(differences_C: NDArray[np.float64], *, seeds: tuple[int, ...], names: Sequence[str]) -> Difference:
     count = len(differences_C)
     drawn_DC = stream(SEED, "clients", *names).integers(count, size=(DRAWS, count))
-    return Difference(fmean(differences_C.tolist()), percentiles(differences_C[drawn_DC].mean(axis=1)), seeds)
+    return Difference(fmean(differences_C.tolist()), percentile_interval(differences_C[drawn_DC].mean(axis=1)), seeds)

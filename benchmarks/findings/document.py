@@ -11,8 +11,8 @@ from findings.pages import suite_pages
 from findings.passages import filled, pages
 from findings.templates import fill
 from findings.vocabulary import Vocabulary
-from sottovoce.errors import InputError
-from sottovoce.files import written_atomically
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import write_atomically
 
 IMAGES = "images/results"
 NOT_RUN = "*not run*"
@@ -123,7 +123,7 @@ def write(documents: Mapping[Path, Document], *, results: Path) -> None:
             old.unlink()
     texts = {path: document.text.encode() for path, document in documents.items()}
     for place, content in {**drawn, **pages, **texts}.items():
-        with written_atomically(place) as file:
+        with write_atomically(place) as file:
             file.write(content)
 
 

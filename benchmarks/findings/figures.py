@@ -1,4 +1,4 @@
-"""Figures of the results, drawn from kept runs with the report's own pens."""
+"""Figures of the results, drawn from kept runs with the report's own line styles."""
 
 import re
 import tempfile
@@ -11,50 +11,50 @@ from statistics import fmean
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from findings.kept import Kept, each, find_path, settings_of
 from findings.numbers import norm_ratio, per_cent
 from findings.numbers import points as in_points
 from findings.rates import Difference, difference, mean_interval, scored
-from sottovoce.drawing import COLOURS, Page, write_drawing
-from sottovoce.errors import InputError
-from sottovoce.evaluation.per_speaker import Interval
+from sottovoce.base.drawing import COLOURS, write_drawing
+from sottovoce.base.errors import InputError
+from sottovoce.evaluation.error_rates import Interval
 from sottovoce.models.family import DEFAULT, find_family
-from sottovoce.reporting.cohorts import cohort_section
-from sottovoce.reporting.curves import learning_drawings
-from sottovoce.reporting.drawings import (
+from sottovoce.report.curves import dynamics_section, learning_drawings
+from sottovoce.report.drawings import (
     WIDTH,
     Drawing,
     data_id,
-    dress,
+    finish_axes,
     label_decades,
+    line_styles,
     new_axes,
-    pens,
-    percents,
-    plot,
+    percent_labels,
+    plot_line,
 )
-from sottovoce.reporting.dynamics import dynamics_section
-from sottovoce.reporting.gradients import gradient_section
-from sottovoce.reporting.layers import (
+from sottovoce.report.gradients import gradient_section
+from sottovoce.report.layers import (
     Kinds,
     Profile,
+    axis_limits,
     has_spreads,
     layer_drawings,
     layer_profiles,
     norm_profiles,
+    plot_profile,
     spread_profiles,
 )
-from sottovoce.reporting.records import RunRecord
+from sottovoce.report.paper_comparison import cohort_section
+from sottovoce.report.records import RunRecord
 
-KINDS = find_family(DEFAULT).kinds
+KINDS = find_family(DEFAULT).presentation.kinds
 
 
 def svg(drawing: Drawing) -> bytes:
     """The drawing as a file, the same bytes every time. The text has its title; letters stay letters: it is small."""
     with tempfile.TemporaryDirectory() as folder, mpl.rc_context({"svg.fonttype": "none"}):
         path = Path(folder) / "drawing.svg"
-        write_drawing(path, drawing.draw, _no_page)
+        write_drawing(path, drawing.draw)
         return path.read_bytes()
 
 
@@ -176,8 +176,8 @@ def _by_setting(settings: Mapping[str, Sequence[RunRecord]], intervals: Mapping[
         axes.plot(fmean(rates), place, "o", color=COLOURS[0], markersize=5, gid=data_id(axes))
     axes.set_yticks(range(len(settings)), list(settings))
     axes.set_ylim(len(settings) - 0.4, -0.6)
-    axes.xaxis.set_major_formatter(percents())
-    dress(axes, x="word error rate, test", y="", grid="x")
+    axes.xaxis.set_major_formatter(percent_labels())
+    finish_axes(axes, x="word error rate, test", y="", grid="x")
     axes.tick_params(axis="y", length=0)
     return figure
 
@@ -188,35 +188,14 @@ def _norms(rows: Mapping[str, Mapping[str, Profile]], named: Kinds) -> Figure:
     size = (1.0 + (WIDTH - 1.0) * runs, 3.8 + 2.6 * (len(rows) - 1))
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(rows), runs, sharey="row", squeeze=False)
-    values = [v for profiles in rows.values() for p in profiles.values() for _, _, v in p.rows() if v > 0]
-    kinds = [kind for kind in named if any(kind in {*p.blocks, *p.outside} for p in first.values())]
+    limits = axis_limits(profile for profiles in rows.values() for profile in profiles.values())
+    kinds = {kind: named[kind] for kind in named if any(kind in {*p.blocks, *p.outside} for p in first.values())}
     for row, (y, profiles) in enumerate(rows.items()):
         for number, (axes, (label, profile)) in enumerate(zip(panels[row], profiles.items(), strict=True)):
-            depth = max((len(found) for found in profile.blocks.values()), default=0)
-            for kind, pen in zip(kinds, pens([named[kind] for kind in kinds]), strict=True):
-                inside = [(layer, value) for layer, value in enumerate(profile.blocks.get(kind, ())) if value > 0]
-                if inside:
-                    plot(axes, pen, inside)
-                if (alone := profile.outside.get(kind, 0.0)) > 0:
-                    own = None if inside else pen.label
-                    place = -1 if kind == "conv" else depth
-                    axes.plot(
-                        [place], [alone], pen.marker, color=pen.colour, markersize=5, label=own, gid=data_id(axes)
-                    )
-            axes.set_yscale("log")
-            axes.set_ylim(min(values) / 1.5, max(values) * 1.5)
-            label_decades(axes.yaxis)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
-            axes.set_xlim(-1.5, depth + 0.5)
-            axes.xaxis.set_major_formatter(partial(_layer, depth))
+            plot_profile(axes, profile, kinds, limits=limits)
             axes.set_title(label if row == 0 else "", fontsize=10, loc="left")
             _dress_panel(axes, first=row == number == 0, y=y if number == 0 else "")
     return figure
-
-
-def _layer(depth: int, value: float, _: int | None = None) -> str:
-    """Only blocks have a number."""
-    return f"{value:g}" if 0 <= value < depth else ""
 
 
 def _dress_panel(axes: Axes, *, first: bool, y: str) -> None:
@@ -224,14 +203,14 @@ def _dress_panel(axes: Axes, *, first: bool, y: str) -> None:
     if not first:
         for line in axes.lines:
             line.set_label("")
-    dress(axes, x="layer", y=y)
+    finish_axes(axes, x="layer", y=y)
 
 
 def _gain(lines: Mapping[str, Sequence[tuple[float, Difference]]], x: str) -> Figure:
     figure, axes = new_axes()
     axes.axhline(0.0, color="0.5", linewidth=1.0)
-    for pen, points in zip(pens(list(lines)), lines.values(), strict=True):
-        plot(axes, pen, [(at, 100 * found.mean) for at, found in points])
+    for pen, points in zip(line_styles(list(lines)), lines.values(), strict=True):
+        plot_line(axes, pen, [(at, 100 * found.mean) for at, found in points])
         for at, found in points:
             if found.interval is not None:
                 axes.plot(
@@ -239,9 +218,5 @@ def _gain(lines: Mapping[str, Sequence[tuple[float, Difference]]], x: str) -> Fi
                 )
     axes.set_xscale("log")
     label_decades(axes.xaxis)
-    dress(axes, x=x, y="points against global")
+    finish_axes(axes, x=x, y="points against global")
     return figure
-
-
-def _no_page() -> Page:
-    raise AssertionError("figures of the results are no pages")

@@ -13,17 +13,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sottovoce.auditing.of_recipe import kept_at
-from sottovoce.digests import content_digest
-from sottovoce.errors import InputError
-from sottovoce.files import written_atomically
-from sottovoce.parsing import Unreadable
-from sottovoce.privacy.ledger_signature import SIGNATURE
+from sottovoce.audit.recipe import audit_path
+from sottovoce.base.digests import content_digest
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import write_atomically
+from sottovoce.base.parsing import ParseError
+from sottovoce.base.seeds import name_key
+from sottovoce.privacy.ledger_report import SIGNATURE
 from sottovoce.privacy.planner import plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
-from sottovoce.reporting.audit import kept_audit
-from sottovoce.reporting.records import read_run
-from sottovoce.seeds import name_key
+from sottovoce.report.audit import kept_audit
+from sottovoce.report.records import read_run
 from sottovoce.training.recorded_files import EXCERPT
 from sottovoce.training.run_folder import (
     CONFIG,
@@ -81,15 +81,15 @@ def keep(run: Path, into: Path, *, rounds: int | None = None, brief: bool = Fals
 
 def _keep_audit(run: Path, into: Path) -> list[Path]:
     """Where it is kept now, if there is one of this recipe that may be kept; one of an older run goes."""
-    kept_at(into).unlink(missing_ok=True)
+    audit_path(into).unlink(missing_ok=True)
     try:
         found = kept_audit(read_run(run.name, run))
-    except Unreadable as why:
-        raise InputError(f"{kept_at(run)}: {why}") from None
+    except ParseError as why:
+        raise InputError(f"{audit_path(run)}: {why}") from None
     if found is None:
         return []
-    shutil.copyfile(kept_at(run), kept_at(into))
-    return [kept_at(into)]
+    shutil.copyfile(audit_path(run), audit_path(into))
+    return [audit_path(into)]
 
 
 def sparse(records: Sequence[Mapping[str, Any]], *, others: int = SPARSE) -> list[Mapping[str, Any]]:
@@ -219,5 +219,5 @@ def _lines(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _write(path: Path, content: str) -> None:
-    with written_atomically(path) as file:
+    with write_atomically(path) as file:
         file.write(content.encode())

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sottovoce.errors import InputError
-from sottovoce.reporting.archives import ZIP, open_path
-from sottovoce.reporting.records import RunRecord, read_run
+from sottovoce.base.errors import InputError
+from sottovoce.report.archives import ZIP, open_path
+from sottovoce.report.records import RunRecord, read_run
 from sottovoce.training.run_folder import RESULTS
 
 REPEAT = re.compile(r"(?P<setting>.+)-seed(?P<seed>\d+)")

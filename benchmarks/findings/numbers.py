@@ -8,14 +8,14 @@ from typing import Any
 from findings.keeping import PLANNED, PROBE
 from findings.kept import Kept
 from findings.rates import Difference, scored
-from sottovoce.auditing.audit import HOLDS_TRUTH
-from sottovoce.errors import InputError
-from sottovoce.evaluation.per_speaker import Interval
-from sottovoce.reporting.audit import interval_of, kept_audit, or_infinite
-from sottovoce.reporting.cells import epsilon_text, integer
-from sottovoce.reporting.layers import norm_profiles
-from sottovoce.reporting.records import RunRecord
-from sottovoce.tables import NOTHING
+from sottovoce.audit.canary_audit import HOLDS_TRUTH
+from sottovoce.base.errors import InputError
+from sottovoce.base.tables import NOTHING
+from sottovoce.evaluation.error_rates import Interval
+from sottovoce.report.audit import audit_interval, kept_audit, show_unbounded
+from sottovoce.report.layers import norm_profiles
+from sottovoce.report.parts import show_count, show_epsilon
+from sottovoce.report.records import RunRecord
 
 FILES: Mapping[str, Callable[[RunRecord], Any]] = {
     "results": lambda run: run.results,
@@ -89,8 +89,8 @@ def told_epsilon(run: RunRecord) -> str:
     found = run.privacy
     if found.get("epsilon_rdp") is None:
         return "not private"
-    by_pld = epsilon_text(found.get("epsilon_pld"))
-    return f"ε = {epsilon_text(found['epsilon_rdp'])} by RDP, {by_pld} by PLD, at δ = {found['delta']:g}"
+    by_pld = show_epsilon(found.get("epsilon_pld"))
+    return f"ε = {show_epsilon(found['epsilon_rdp'])} by RDP, {by_pld} by PLD, at δ = {found['delta']:g}"
 
 
 def told_population(run: RunRecord) -> str:
@@ -101,7 +101,7 @@ def told_population(run: RunRecord) -> str:
     if "unreachable" in useful:
         return "no population"
     by_pld = (planned(run).get("pld") or {}).get("population_size")
-    return f"{integer(useful['population_size'])} people by RDP, {integer(by_pld)} by PLD"
+    return f"{show_count(useful['population_size'])} people by RDP, {show_count(by_pld)} by PLD"
 
 
 def told_audit(run: RunRecord, found: Mapping[str, Any]) -> str:
@@ -110,13 +110,13 @@ def told_audit(run: RunRecord, found: Mapping[str, Any]) -> str:
     An interval has a level only where it holds the truth as often.
     """
     promised = min((one for one in found["promised"].values() if one is not None), default=None)
-    estimate, low, high = map(or_infinite, (found["estimate"]["epsilon"], *found["estimate"]["interval"]))
-    holds = interval_of(run, found) == HOLDS_TRUTH
+    estimate, low, high = map(show_unbounded, (found["estimate"]["epsilon"], *found["estimate"]["interval"]))
+    holds = audit_interval(run, found) == HOLDS_TRUTH
     level = f"{100 * found['estimate']['level']:.0f} % interval" if holds else "what an attack achieved:"
-    stated = NOTHING if promised is None else epsilon_text(promised)
+    stated = NOTHING if promised is None else show_epsilon(promised)
     told = f"ε promised {stated}, estimated {estimate} ({level} {low}–{high})"
-    proof = f"at least {epsilon_text(found['lower_bound']['epsilon'])}"
-    tried = f"by {integer(found['canaries'])} canaries in {integer(found['rounds'])} rounds"
+    proof = f"at least {show_epsilon(found['lower_bound']['epsilon'])}"
+    tried = f"by {show_count(found['canaries'])} canaries in {show_count(found['rounds'])} rounds"
     return f"{told}, {proof}, {tried}: {VERDICTS[found['verdict']]}"
 
 

@@ -9,11 +9,10 @@ from findings.kept import Kept, settings_of, varying
 from findings.numbers import between, per_cent, told_audit, told_epsilon
 from findings.rates import dev_wer, start_wer
 from findings.templates import fill
-from sottovoce.reporting.audit import kept_audit
-from sottovoce.reporting.records import RunRecord
-from sottovoce.reporting.run_facts import RUN_FACTS
-from sottovoce.reporting.titles import about_of
-from sottovoce.tables import NOTHING
+from sottovoce.base.tables import NOTHING
+from sottovoce.report.audit import kept_audit
+from sottovoce.report.records import RunRecord
+from sottovoce.report.run_facts import RUN_FACTS, recipe_title
 from sottovoce.training.run_folder import CONFIG
 
 TEMPLATE = Path(__file__).with_name("suite.template.md")
@@ -71,7 +70,7 @@ def _page(kept: Kept, suite: str) -> str:
 
 def _told(run: RunRecord, suite: str, **recipe: Any) -> dict[str, Any]:
     label = _label(run)
-    return {"label": label, "about": about_of(run) or label, "facts": _facts(run, suite), **recipe}
+    return {"label": label, "about": recipe_title(run) or label, "facts": _facts(run, suite), **recipe}
 
 
 def _apart(run: RunRecord, other: RunRecord) -> dict[str, str]:
@@ -89,7 +88,7 @@ def _facts(run: RunRecord, suite: str) -> dict[str, str]:
     writes = all("wer" in test for test in run.tests.values())
     for name, test in run.tests.items():
         of = "" if len(run.tests) == 1 else f", {name}"
-        if "wer" not in test:  # it writes nothing down
+        if "wer" not in test:  # it writes no text
             rates |= {f"test loss{of}": f"{test['loss']:.2f}", f"found %{of}": per_cent(test["accuracy"])}
             continue
         interval = test.get("wer_interval")

@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined, TemplateError
 
 from findings.kept import Kept
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 PASSAGE = re.compile(r"(?P<asked><!-- kept: (?P<what>[^\n]+?) -->)(?P<said>.*?)(?P<end><!-- end -->)", re.DOTALL)
 

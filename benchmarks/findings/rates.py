@@ -11,12 +11,12 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream
+from sottovoce.evaluation.compare import count_errors_by_speaker, count_words_by_speaker
+from sottovoce.evaluation.error_rates import FEWEST_SPEAKERS, Interval, bootstrap_rates, percentile_interval
 from sottovoce.evaluation.measures import MeasureName
-from sottovoce.evaluation.paired import errors, people
-from sottovoce.evaluation.per_speaker import FEWEST_SPEAKERS, Interval, drawn_rates, percentiles
-from sottovoce.reporting.records import Record, RunRecord
-from sottovoce.seeds import stream
+from sottovoce.report.records import Record, RunRecord
 
 SEED = 1  # of the draws; every difference has a stream of its own, named by what is compared
 
@@ -58,7 +58,7 @@ def mean_interval(runs: Sequence[RunRecord], *, names: Sequence[str], test: str 
         found = scored(runs[0], test).get("wer_interval")
         return None if found is None else (found[0], found[1])
     drawn = _drawn([(scored(run, test), None) for run in runs], names=("mean", *names))
-    return None if drawn is None else percentiles(drawn)
+    return None if drawn is None else percentile_interval(drawn)
 
 
 def difference(
@@ -74,19 +74,26 @@ def difference(
         raise InputError(f"difference {' '.join(names)}: expected runs with the same seeds")
     pairs = [(scored(first[seed], test), scored(second[seed], test)) for seed in seeds]
     for one, other in pairs:
-        if people(one) != people(other):
+        if count_words_by_speaker(one) != count_words_by_speaker(other):
             raise InputError(f"difference {' '.join(names)}: expected runs that were tested on the same speakers")
     drawn = _drawn(list(pairs), names=("difference", *names))
     return Difference(
-        fmean(one["wer"] - other["wer"] for one, other in pairs), None if drawn is None else percentiles(drawn), seeds
+        fmean(one["wer"] - other["wer"] for one, other in pairs),
+        None if drawn is None else percentile_interval(drawn),
+        seeds,
     )
 
 
 def _drawn(pairs: Sequence[tuple[Record, Record | None]], *, names: Sequence[str]) -> NDArray[np.float64] | None:
     """Means over `pairs` of rates (less those of the other, if there is one), for speakers drawn anew."""
-    crowd = people(pairs[0][0])
-    if len(crowd) < FEWEST_SPEAKERS or any(people(one) != crowd for one, _ in pairs):
+    crowd = count_words_by_speaker(pairs[0][0])
+    if len(crowd) < FEWEST_SPEAKERS or any(count_words_by_speaker(one) != crowd for one, _ in pairs):
         return None  # seeds that divide the test speakers differently cannot be drawn together
     words_S = np.array([words for _, words in crowd])
-    errors_RS = np.stack([errors(one) - (0 if other is None else errors(other)) for one, other in pairs])
-    return drawn_rates(words_S, errors_RS.mean(axis=0), generator=stream(SEED, *names))
+    errors_RS = np.stack(
+        [
+            count_errors_by_speaker(one) - (0 if other is None else count_errors_by_speaker(other))
+            for one, other in pairs
+        ]
+    )
+    return bootstrap_rates(words_S, errors_RS.mean(axis=0), generator=stream(SEED, *names))

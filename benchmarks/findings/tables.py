@@ -9,11 +9,11 @@ from typing import Any
 from findings.kept import Kept, find_path, settings_of, short
 from findings.numbers import per_cent, planned, probed
 from findings.rates import dev_wer, scored, start_wer
-from sottovoce.errors import InputError
-from sottovoce.reporting.cells import epsilon_text, integer
-from sottovoce.reporting.records import RunRecord
-from sottovoce.reporting.run_facts import RUN_FACTS, short_commit
-from sottovoce.tables import NOTHING
+from sottovoce.base.errors import InputError
+from sottovoce.base.tables import NOTHING
+from sottovoce.report.parts import show_count, show_epsilon
+from sottovoce.report.records import RunRecord
+from sottovoce.report.run_facts import RUN_FACTS, short_commit
 
 Repeats = Mapping[int, RunRecord]
 
@@ -43,12 +43,12 @@ def _once(tell: Callable[[RunRecord], str]) -> Callable[[Repeats], str]:
 
 def _epsilon(run: RunRecord, accountant: str) -> str:
     found = run.privacy.get(f"epsilon_{accountant}")
-    return "–" if found is None else epsilon_text(found)
+    return "–" if found is None else show_epsilon(found)
 
 
 def _population(run: RunRecord) -> str:
     useful = run.privacy.get("useful") or {}
-    return "none" if "unreachable" in useful else integer(useful.get("population_size"))
+    return "none" if "unreachable" in useful else show_count(useful.get("population_size"))
 
 
 COLUMNS: Mapping[str, tuple[str, Callable[[Repeats], str]]] = {
@@ -56,7 +56,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Repeats], str]]] = {
     "dev": ("dev WER %", lambda runs: rates_cell([dev_wer(run) for run in runs.values()])),
     "dev-ctc": ("dev WER by CTC %", lambda runs: rates_cell([dev_wer(run, "ctc_wer") for run in runs.values()])),
     "test": ("test WER %", lambda runs: rates_cell([scored(run)["wer"] for run in runs.values()])),
-    # Of models that write nothing down: how well they tell what comes next, and what a linear layer reads off them.
+    # Of models that write no text: how well they tell what comes next, and what a linear layer reads off them.
     "loss": ("test loss", lambda runs: number_cell([scored(run)["loss"] for run in runs.values()])),
     "accuracy": ("found, %", lambda runs: rates_cell([scored(run)["accuracy"] for run in runs.values()])),
     "speakers": (
@@ -73,7 +73,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Repeats], str]]] = {
     "population": ("people for ε ≤ 8 (RDP)", _once(_population)),
     "population-pld": (
         "people for ε ≤ 8 (PLD)",
-        _once(lambda run: integer((planned(run).get("pld") or {}).get("population_size"))),
+        _once(lambda run: show_count((planned(run).get("pld") or {}).get("population_size"))),
     ),
     "noise": ("noise", _once(RUN_FACTS["noise"])),
     "server": ("server", _once(RUN_FACTS["server"])),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError, TemplateSyntaxError
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 
 def fill(template: Path, words: Mapping[str, object]) -> str:

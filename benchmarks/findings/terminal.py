@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from findings.kept import Kept, each
-from sottovoce.reporting.records import RunRecord
-from sottovoce.reporting.summary import REPORT, summarise_runs
+from sottovoce.report.records import RunRecord
+from sottovoce.report.summary import REPORT, summarise_runs
 
 COLUMNS = 100
 

@@ -21,13 +21,13 @@ from findings.numbers import (
 )
 from findings.rates import dev_wer, difference, scored, start_wer
 from findings.tables import number_cell, suite_grid, suite_table
-from sottovoce.errors import InputError
-from sottovoce.evaluation import paired
+from sottovoce.base.errors import InputError
+from sottovoce.evaluation import compare as paired
 from sottovoce.evaluation.measures import MeasureName
-from sottovoce.evaluation.paired_table import between, points
-from sottovoce.reporting.audit import kept_audit
-from sottovoce.reporting.drawings import Drawing
-from sottovoce.reporting.records import RunRecord
+from sottovoce.evaluation.tables import format_interval, format_points
+from sottovoce.report.audit import kept_audit
+from sottovoce.report.drawings import Drawing
+from sottovoce.report.records import RunRecord
 
 RATES: Mapping[str, Callable[[RunRecord], float]] = {
     "test": lambda run: float(scored(run)["wer"]),
@@ -89,7 +89,7 @@ class Vocabulary:
         return told_difference(self.kept, found, runs, others)
 
     def loss(self, setting: str) -> str:
-        """Mean test loss over seeds, of models that write nothing down, the least and the largest."""
+        """Mean test loss over seeds, of models that write no text, the least and the largest."""
         runs = self.kept.repeats(setting)
         links = ", ".join(self.kept.link(run, str(seed)) for seed, run in runs.items())
         return f"{number_cell([scored(run)['loss'] for run in runs.values()])} (seeds {links})"
@@ -147,8 +147,8 @@ class Vocabulary:
     def compared(self, first: str, second: str) -> str:
         """The first's WER less the second's, as `sottovoce compare` says it."""
         run, other = each(self.kept.run, (first, second))
-        found = paired.difference(scored(run), scored(other))
-        told = f"{points(found.difference)} points, {between(found.interval)}"
+        found = paired.compute_difference(scored(run), scored(other))
+        told = f"{format_points(found.difference)} points, {format_interval(found.interval)}"
         return f"{told} ({self.kept.link(run, first)} and {self.kept.link(other, second)})"
 
     def terminal(self, *runs: str) -> str:

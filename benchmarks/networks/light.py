@@ -18,18 +18,18 @@ import torch
 
 from networks.light_node import vector
 from networks.served import Processes, peak_mib, processor_seconds
-from sottovoce.deployment import keys
-from sottovoce.deployment.attendance import Attendance, Departures, Needed
-from sottovoce.deployment.conversation import Conversation
-from sottovoce.deployment.flower import FlowerLink
-from sottovoce.deployment.network import Attempts, ClientsOverNetwork, Offer, Patience
-from sottovoce.deployment.payloads import words_of
-from sottovoce.deployment.roster import Roster, entry, load_roster
-from sottovoce.deployment.sum_terms import Terms, threshold
 from sottovoce.flat.layout import Layout
+from sottovoce.network import keys
+from sottovoce.network.roster import Roster, format_roster_entry, load_roster
+from sottovoce.network.secure_sum.terms import SumTerms, share_threshold
+from sottovoce.network.secure_sum.words import encode_update
+from sottovoce.network.server.availability import Availability, Departures, NodesNeeded
+from sottovoce.network.server.clients import AttemptCounter, ClientsOverNetwork, Offer, Timeouts
+from sottovoce.network.server.orders import OrderChannel
+from sottovoce.network.transport.flower import FlowerLink
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
-from sottovoce.training.elsewhere import DEPARTURES
+from sottovoce.training.remote_clients import DEPARTURES
 
 LIGHT_NODE = Path(__file__).with_name("light_node.py")
 
@@ -66,7 +66,7 @@ class Fleet:
                 assert summed.diagnostics is not None
                 assert not summed.diagnostics.dropped, summed.diagnostics.dropped
                 expected = sum(vector(place, step, self.length) for place in range(self.nodes))
-                assert np.array_equal(words_of(summed.total, plan), expected)
+                assert np.array_equal(encode_update(summed.total, plan), expected)
             peaks = [peak_mib(node.pid) for node in nodes]
             told = [_ended(node) for node in nodes]
         return {
@@ -91,7 +91,7 @@ class Fleet:
             for place in range(self.nodes):
                 keys.make_node(folder / f"silo-{place}")
             lines = [
-                entry(f"silo-{place}", keys.load_public_key(folder / f"silo-{place}" / keys.NODE))
+                format_roster_entry(f"silo-{place}", keys.load_public_key(folder / f"silo-{place}" / keys.NODE))
                 for place in range(self.nodes)
             ]
             (self.folder / "roster.yaml").write_text("\n".join(["users:", *lines, ""]))
@@ -121,8 +121,8 @@ class Fleet:
             nodes={user.node.hex(): user.key for user in roster.users},
         )
         (self.folder / "attempts.json").unlink(missing_ok=True)
-        attempts = Attempts(self.folder / "attempts.json")
-        conversation = Conversation(
+        attempts = AttemptCounter(self.folder / "attempts.json")
+        conversation = OrderChannel(
             link=link,
             roster=roster,
             key=keys.load_private_key(folder / keys.ORDERS_KEY),
@@ -133,20 +133,20 @@ class Fleet:
         terms = None
         if self.secure:
             own = tuple(user.key for user in roster.users)
-            terms = Terms(roster=own, least=threshold(self.nodes), length=self.length, bits=32)
+            terms = SumTerms(roster=own, least=share_threshold(self.nodes), length=self.length, bits=32)
         clients = ClientsOverNetwork(
             conversation,
             offer,
             attempts=attempts,
-            attendance=Attendance(
+            availability=Availability(
                 roster,
-                needed=Needed(wanted=self.nodes),
+                needed=NodesNeeded(wanted=self.nodes),
                 departures=Departures(self.folder / DEPARTURES),
                 now=datetime.now,
                 say=lambda _: None,
             ),
             secure=terms,
-            patience=Patience(talking=600.0),
+            timeouts=Timeouts(other=600.0),
         )
         with closing(clients):
             yield clients, link
@@ -155,7 +155,7 @@ class Fleet:
         settings = {
             "roster": "roster.yaml",
             "place": place,
-            "least": threshold(self.nodes) if self.secure else None,
+            "least": share_threshold(self.nodes) if self.secure else None,
             "length": self.length,
             "server": f"keys/server/{keys.ORDERS}",
         }

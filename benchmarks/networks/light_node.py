@@ -20,14 +20,14 @@ from typing import Any, final
 
 import numpy as np
 
-from sottovoce.deployment import worker
-from sottovoce.deployment.keys import fingerprint, load_certificate, load_private_key
-from sottovoce.deployment.masks import Words
-from sottovoce.deployment.messages import Kind, Order, open_order
-from sottovoce.deployment.roster import load_roster
-from sottovoce.deployment.secure_sum import Client
-from sottovoce.deployment.sum_terms import Attempt, Terms
-from sottovoce.signatures import sign
+from sottovoce.base.signatures import sign
+from sottovoce.network.keys import load_certificate, load_private_key
+from sottovoce.network.messages import Order, OrderKind, check_message_signature, parse_order
+from sottovoce.network.node import worker
+from sottovoce.network.roster import load_roster
+from sottovoce.network.secure_sum.protocol import SumClient
+from sottovoce.network.secure_sum.terms import SumAttempt, SumTerms
+from sottovoce.network.secure_sum.words import Words
 
 LARGEST = 1 << 31
 
@@ -45,21 +45,21 @@ class LightNode:
 
     def __init__(self, key: Path, settings: dict[str, Any]) -> None:
         self._key = load_private_key(key)
-        self._name = fingerprint(self._key.public_key())
         self._server = load_certificate(Path(settings["server"])).public_key()
         self._place, self._length = settings["place"], settings["length"]
         self._terms = None
         if settings["least"] is not None:
             roster = tuple(user.key for user in load_roster(Path(settings["roster"])).users)
-            self._terms = Terms(roster=roster, least=settings["least"], length=self._length, bits=32)
-        self._client: Client | None = None
+            self._terms = SumTerms(roster=roster, least=settings["least"], length=self._length, bits=32)
+        self._client: SumClient | None = None
         self._words: Words = np.zeros(0, dtype=np.uint32)
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def answer(self, data: bytes) -> bytes:
         begun, words = time.thread_time(), 0.0
-        order = open_order(data, key=self._server, node=self._name, limit=LARGEST)  # type: ignore[arg-type]
-        if order.kind is Kind.TRAIN:
+        order = parse_order(data, limit=LARGEST)
+        check_message_signature(data, self._server)  # type: ignore[arg-type]
+        if order.kind is OrderKind.TRAIN:
             drawing = time.thread_time()
             self._words = vector(self._place, order.step, self._length)
             words = time.thread_time() - drawing  # training is not what is measured
@@ -70,26 +70,26 @@ class LightNode:
 
     def _payload(self, order: Order) -> bytes:
         match order.kind:
-            case Kind.TERMS | Kind.START:
+            case OrderKind.TERMS | OrderKind.START:
                 return b""
-            case Kind.TRAIN:
+            case OrderKind.TRAIN:
                 if self._terms is None:
                     return self._words.tobytes()
-                attempt = Attempt(terms=self._terms, run=order.run, step=order.step, attempt=order.attempt)
-                self._client = Client(
+                attempt = SumAttempt(terms=self._terms, run=order.run, step=order.step, attempt=order.attempt)
+                self._client = SumClient(
                     attempt, place=self._place, sign=partial(sign, self._key), remember=lambda phase: None
                 )
                 return b""
         client = self._client
         assert client is not None
         match order.kind:
-            case Kind.KEYS:
+            case OrderKind.KEYS:
                 return client.keys()
-            case Kind.SHARES:
+            case OrderKind.SHARES:
                 return client.shares(order.payload)
-            case Kind.MASKED:
+            case OrderKind.MASKED:
                 return client.masked(order.payload, self._words)
-            case Kind.SURVIVORS:
+            case OrderKind.SURVIVORS:
                 return client.survivors(order.payload)
             case _:
                 return client.unmask(order.payload)
@@ -100,9 +100,9 @@ def main() -> None:
     node, stop = LightNode(Path(key), json.loads(settings)), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     authority = Path(ca).read_bytes()
-    worker.work(
+    worker.Worker(
         server, key=node._key, authority=authority, answer=node.answer, limit=LARGEST, stop=stop, say=lambda _: None
-    )
+    ).run()
     print(json.dumps(node.seconds), flush=True)
 
 

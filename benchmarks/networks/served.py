@@ -15,21 +15,22 @@ import torch
 
 from networks.relay import Passed, Relay
 from sottovoce.config import Recipe, load_recipe
-from sottovoce.deployment import keys
-from sottovoce.deployment.network import in_words
-from sottovoce.deployment.roster import entry
-from sottovoce.federated.cohort import ClientsHere, CohortSum
-from sottovoce.models.saved import PARAMETERS, Recogniser
+from sottovoce.data.store import Store
+from sottovoce.federated.cohort import CohortSum, LocalClients
+from sottovoce.models.model_files import PARAMETERS
+from sottovoce.models.recogniser import Recogniser
+from sottovoce.network import keys
+from sottovoce.network.roster import format_roster_entry
+from sottovoce.network.server.setup import with_word_sums
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.plan import Plan
-from sottovoce.store import Store
 from sottovoce.training.checkpoint import LATEST
-from sottovoce.training.context import Surroundings
-from sottovoce.training.elsewhere import Elsewhere
 from sottovoce.training.engines import build_engine
+from sottovoce.training.remote_clients import RemoteClients
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
+from sottovoce.training.run_data import build_recipe_population
 from sottovoce.training.run_folder import LEDGER, RunFolder
-from sottovoce.training.speakers import population_of
-from sottovoce.training.stages import run_recipe
 
 CPU = torch.device("cpu")
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -49,8 +50,8 @@ class Place:
         return load_recipe(self.recipe, [*self.overrides, *more])
 
     @property
-    def around(self) -> Surroundings:
-        return Surroundings(self.folder / "runs", self.folder / "stores", CPU)
+    def around(self) -> RunContext:
+        return RunContext(self.folder / "runs", self.folder / "stores", CPU)
 
     def settle(self) -> None:
         """Keys and a roster, unless they are there."""
@@ -61,7 +62,7 @@ class Place:
         for name in self.people:
             if not (folder / name).exists():
                 keys.make_node(folder / name)
-        lines = [entry(name, keys.load_public_key(folder / name / keys.NODE)) for name in self.people]
+        lines = [format_roster_entry(name, keys.load_public_key(folder / name / keys.NODE)) for name in self.people]
         (self.folder / "roster.yaml").write_text("\n".join(["users:", *lines, ""]))
 
 
@@ -69,13 +70,15 @@ def simulate(place: Place, out: Path, *more: str) -> float:
     """As `sottovoce run` does, but on the grid that a network's sums are on; processor seconds of it all."""
     recipe = place.loaded(*more)
     store = Store(place.around.stores / recipe.data.store)
-    population = population_of(recipe, store, recipe.federated.clients.population(recipe.data))
+    population = build_recipe_population(recipe, store, recipe.federated.clients.population(recipe.data))
 
     def clients(run: RunFolder, plan: Plan, start: Recogniser) -> _Here:
-        return _Here(ClientsHere(build_engine("sequential", recipe, population, start, plan, device=CPU)))
+        return _Here(LocalClients(build_engine("sequential", recipe, population, start, plan, device=CPU)))
 
     begun = sum(os.times()[:2])
-    run_recipe(recipe, out=out, resume=False, around=place.around, elsewhere=Elsewhere(population, in_words, clients))
+    run_recipe(
+        recipe, out=out, resume=False, context=place.around, remote=RemoteClients(population, with_word_sums, clients)
+    )
     return sum(os.times()[:2]) - begun
 
 
@@ -83,7 +86,7 @@ def simulate(place: Place, out: Path, *more: str) -> float:
 class _Here:
     """All clients in this process, always ready."""
 
-    here: ClientsHere
+    here: LocalClients
 
     def ready(self, interrupted: Callable[[], bool]) -> bool:
         return True

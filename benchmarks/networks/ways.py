@@ -10,12 +10,10 @@ from typing import Any
 
 from networks.served import Place, round_seconds, same_model, serve, simulate, training_seconds
 from sottovoce.config import load_recipe
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.privacy.ledger import verify
-from sottovoce.store import Store, pack
-from sottovoce.training.speakers import population_of
-from sottovoce.training.stores import ensure_store
+from sottovoce.training.run_data import build_recipe_population, ensure_store
 
 SERVED: Mapping[str, tuple[str, ...]] = {
     "open": ("--sums", "open"),
@@ -100,7 +98,7 @@ def settled(scene: Scene, folder: Path) -> Place:
     ensure_store(recipe, folder / "stores", lambda _: None)
     crowd = folder / "stores" / recipe.data.store
     store = Store(crowd)
-    population = population_of(recipe, store, recipe.federated.clients.population(recipe.data))
+    population = build_recipe_population(recipe, store, recipe.federated.clients.population(recipe.data))
     if len(population) != scene.clients:
         raise SystemExit(f"{scene.recipe}: {len(population)} clients, expected {scene.clients}")
     people = tuple(client.id for client in population)
@@ -129,7 +127,7 @@ def _pack_some(store: Store, rows: list[int], out: Path) -> None:
         ]
         speakers.append(RenderedSpeaker(user.name, user.split, spoken, user.metadata, in_time=user.in_time))
     speakers.sort(key=lambda one: (one.split, one.name))
-    pack(Corpus(store.name, store.language, speakers, _as_it_is, ProblemLog()), out, workers=1)
+    pack_corpus(Corpus(store.name, store.language, speakers, _as_it_is, ProblemLog()), out, workers=1)
 
 
 def _as_it_is(speaker: RenderedSpeaker) -> RenderedSpeaker:

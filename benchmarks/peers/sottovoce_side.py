@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sottovoce_room import indices_of, planned_work, workload_room
+from sottovoce_clients import indices_of, planned_work, workload_context
 from torch import Tensor
 from turns import Turns, parse
 from workload import (
@@ -34,20 +34,20 @@ from workload import (
     start_parameters,
 )
 
-from sottovoce.federated.client import ClientRoom
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.base.seeds import torch_stream
+from sottovoce.federated.client import ClientContext
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import Engine, SequentialEngine, StackedEngine, WorkersEngine
 from sottovoce.federated.engines.workers import usable_cores
 from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import Family, sped_up
+from sottovoce.models.family import Family, accelerate_family
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.privacy.settings import PrivacySettings, Sampling
-from sottovoce.seeds import torch_stream
-from sottovoce.training.precision import precision
+from sottovoce.training.run_context import choose_dtype
 
 Parameters = Mapping[str, Tensor]
 Round = Callable[[int, Tally], Parameters | None]
@@ -135,8 +135,8 @@ def loop(task: Task) -> Round:
 
 def rounds(task: Task, name: str, engine_name: str) -> Round:
     """Rounds by one of our engines, with everything that a run does in a round."""
-    room = workload_room(name)
-    indices = indices_of(room)
+    context = workload_context(name)
+    indices = indices_of(context)
     parameters = start_parameters(task.workload)
     layout = Layout.of(parameters)
     plan = FixedCohorts(
@@ -155,9 +155,9 @@ def rounds(task: Task, name: str, engine_name: str) -> Round:
     )
     settings = ServerSettings(optimiser={"name": "sgd"}, schedule={"name": "constant", "lr": SERVER_LR})
     server = Server(settings, layout, layout.flatten(parameters).to(task.device))
-    clients = ClientsHere(_engine(engine_name, room, layout, task))
-    # Not in the timed rounds, and in a room of its own: what the engine's room knows of its clients saves it work.
-    checked = workload_room(name)
+    clients = LocalClients(_engine(engine_name, context, layout, task))
+    # Not in the timed rounds, and in a context of its own: the engine's context caches what it knows of its clients.
+    checked = workload_context(name)
     planned = [
         planned_work(checked, indices(cohort(task.workload, number)), round_number=number)
         for number in range(task.rounds)
@@ -186,24 +186,26 @@ class FixedCohorts(Plan):
         return self.cohorts(step)
 
 
-def _engine(name: str, room: ClientRoom, layout: Layout, task: Task) -> Engine:
-    device, dtype = task.device, precision("auto", task.device)
+def _engine(name: str, context: ClientContext, layout: Layout, task: Task) -> Engine:
+    device, dtype = task.device, choose_dtype("auto", task.device)
     if name == "workers":
-        workers = WorkersEngine(room, layout, dtype=dtype)
+        workers = WorkersEngine(context, layout, dtype=dtype)
         deque(workers.train(layout.zeros(), range(8), step=0), maxlen=0)  # all have started
         return workers
     options: dict[str, Any] = {"steps": 10**6, "batch_seconds": task.workload.batch_seconds, "device": device}
     if name == "stacked":
-        stacked = room.family.stacked
+        stacked = context.family.stacking.stacked
         assert stacked is not None
-        assert stacked.faster is not None
-        return StackedEngine(room, layout, device=device, dtype=dtype, stacked=stacked.faster(stacked, **options))
+        assert stacked.accelerate is not None
+        return StackedEngine(
+            context, layout, device=device, dtype=dtype, stacked=stacked.accelerate(stacked, **options)
+        )
     assert name == "sequential", name
 
     def faster(working: Parameters) -> Family[Any, Any]:
-        return sped_up(room.family, working, settings=room.model, **options)
+        return accelerate_family(context.family, working, settings=context.model, **options)
 
-    return SequentialEngine(room, layout, device=device, dtype=dtype, faster=faster)
+    return SequentialEngine(context, layout, device=device, dtype=dtype, faster=faster)
 
 
 def main() -> None:

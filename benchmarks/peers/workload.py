@@ -20,14 +20,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.audio.augment import SpecAugmentSettings
-from sottovoce.audio.batches import client_batches
-from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.models.family import Family, Parameters, StepDraws, draw_steps, recordings_heard, step_loss
+from sottovoce.base.seeds import derive, name_key, stream, torch_stream
+from sottovoce.data.audio.augment import SpecAugmentSettings
+from sottovoce.data.audio.batches import plan_client_batches
+from sottovoce.data.audio.waveforms import Waveforms, pad_waveforms
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.models.family import Family, Parameters, StepDraws, draw_steps, extract_float32_features, step_loss
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import Draws, Settings, named_settings
-from sottovoce.models.utterances import Recordings, record_lines
-from sottovoce.seeds import derive, name_key, stream, torch_stream
+from sottovoce.models.transformer.draws import Draws
+from sottovoce.models.transformer.settings import Settings, named_settings
 
 SEED = 1
 TOKENS = 30
@@ -141,7 +142,7 @@ class Step:
     """One local step's batch and draws, and what it is called in the tally."""
 
     name: str
-    batch: Recordings
+    batch: Waveforms
     draws: StepDraws
 
 
@@ -159,7 +160,7 @@ def client_steps(
     own, key = user(workload, number), name_key(str(number))
     lengths = own.lengths
     planned = list(
-        client_batches(
+        plan_client_batches(
             lengths,
             max_seconds=workload.batch_seconds,
             seed=derive(SEED, "local batches", round_number, key),
@@ -178,7 +179,7 @@ def client_steps(
     for local_step, (batch, drawn) in enumerate(zip(planned, draws, strict=True)):
         samples, tokens = [own.samples[row] for row in batch.rows], [own.tokens[row] for row in batch.rows]
         name = step_name(number, round_number=round_number, local_step=local_step)
-        yield Step(name, record_lines(samples, tokens, device=device), drawn)
+        yield Step(name, pad_waveforms(samples, tokens, device=device), drawn)
 
 
 @dataclass
@@ -205,7 +206,7 @@ def loss_of(workload: Workload, parameters: Parameters, step: Step, tally: Tally
     """The loss of one local step."""
     batch, family, settings = step.batch, workload.family, workload.settings
     tally.add(step.name, lengths=batch.lengths_U.tolist(), token_sums=batch.tokens_UL.sum(dim=1).tolist())
-    features = recordings_heard(family, batch, settings=settings)
+    features = extract_float32_features(family, batch, settings=settings)
     return step_loss(family, parameters, features, settings=settings, draws=step.draws)
 
 

@@ -8,8 +8,8 @@ from tests.tones import pack_tones
 from torch import device
 
 from sottovoce.config import load_recipe
-from sottovoce.training.context import Surroundings
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -34,8 +34,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("results")
     pack_tones(place / "stores/tones", people=range(60), letters=(2, 3), utterances=2)
     (place / "tones.yaml").write_text(RECIPE)
-    around = Surroundings(runs=place, stores=place / "stores", device=device("cpu"))
-    run_recipe(load_recipe(str(place / "tones.yaml")), out=place / "suite/dim", resume=False, around=around)
+    around = RunContext(runs=place, stores=place / "stores", device=device("cpu"))
+    run_recipe(load_recipe(str(place / "tones.yaml")), out=place / "suite/dim", resume=False, context=around)
     return place / "suite/dim"
 
 

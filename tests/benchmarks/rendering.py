@@ -4,7 +4,7 @@ from pathlib import Path
 
 from findings.document import render
 
-from sottovoce.reporting.archives import zip_folder
+from sottovoce.report.archives import zip_folder
 
 
 def archived(results: Path) -> Path:

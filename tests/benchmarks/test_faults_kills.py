@@ -3,8 +3,8 @@
 from collections import Counter
 
 import pytest
+from faulty.cases import Outcome, Tally
 from faulty.kills import campaign
-from faulty.outcome import Outcome, Tally
 
 
 @pytest.mark.long

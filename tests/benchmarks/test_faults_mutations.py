@@ -28,22 +28,22 @@ def test_a_short_campaign_ends_well_and_has_tried_everything(tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_a_short_campaign_of_strange_commands_ends_well(tmp_path: Path) -> None:
+def test_a_short_campaign_of_invalid_commands_ends_well(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "faults.py"), "surfaces", "--short", "--json", str(tmp_path / "found")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found").read_text())
     assert found["bad"] == []
     assert sum(count["tried"] for count in found["counts"].values()) >= 230
-    assert all(count["clean error"] for count in found["counts"].values()), "what nobody refuses is not strange"
+    assert all(count["clean error"] for count in found["counts"].values()), "what nobody refuses is not invalid"
 
 
 CASES = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
-from faulty import children
-from faulty.outcome import Tally
-from sottovoce.errors import InputError
+from faulty import cases
+from faulty.cases import Tally
+from sottovoce.base.errors import InputError
 
 def fail(error):
     raise error
@@ -52,7 +52,7 @@ def spin():
     while True:
         pass
 
-children.CPU_SECONDS = 1
+cases.CPU_SECONDS = 1
 tally = Tally()
 endings = {
     "unharmed": lambda: 7, "counted": lambda: None, "clean": lambda: fail(InputError("one line")),
@@ -60,7 +60,7 @@ endings = {
     "exit": lambda: sys.exit(0), "crash": os.abort, "hang": spin, "memory": lambda: bytearray(1 << 40),
     "loss": lambda: 8,
 }
-children.try_all((children.Case(name, name, read, lambda found: found != 7) for name, read in endings.items()), tally)
+cases.try_all((cases.Case(name, name, read, lambda found: found != 7) for name, read in endings.items()), tally)
 print(json.dumps(tally.as_json()))
 """
 

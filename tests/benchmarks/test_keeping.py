@@ -11,13 +11,13 @@ from findings.keeping import FILES, PROBE, keep, readable, sparse, thinned
 from findings.kept import Kept
 from tests.benchmarks.rendering import rendered
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.ledger import verify
-from sottovoce.reporting.archives import open_path
-from sottovoce.reporting.curves import series
-from sottovoce.reporting.layers import norm_profiles
-from sottovoce.reporting.records import read_run
-from sottovoce.training.marks import check_ledger
+from sottovoce.report.archives import open_path
+from sottovoce.report.curves import read_series
+from sottovoce.report.layers import norm_profiles
+from sottovoce.report.records import read_run
+from sottovoce.training.ledger_check import check_ledger
 
 
 def test_a_kept_run_says_the_same(run: Path, results: Path) -> None:
@@ -27,7 +27,7 @@ def test_a_kept_run_says_the_same(run: Path, results: Path) -> None:
     assert small.ledger is not None
     assert small.ledger.report is not None
     assert small.ledger.report.mark == whole.ledger.report.mark  # type: ignore[union-attr]
-    for mine, theirs in zip(series(small.metrics, "dev_wer"), series(whole.metrics, "dev_wer"), strict=True):
+    for mine, theirs in zip(read_series(small.metrics, "dev_wer"), read_series(whole.metrics, "dev_wer"), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5)
     assert len(small.diagnostics) == len(whole.diagnostics) == 8
     full = [n for n, record in enumerate(small.diagnostics) if "layers" in record]

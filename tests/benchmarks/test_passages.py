@@ -11,10 +11,10 @@ from findings.passages import PASSAGE
 from tests.benchmarks.rendering import archived
 from tests.guides import DOCS, blocks
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import Suite, load_experiment, load_recipe
 from sottovoce.config.loading import as_yaml
-from sottovoce.errors import InputError
-from sottovoce.reporting.archives import open_path
+from sottovoce.report.archives import open_path
 
 ROOT = DOCS.parent
 KEPT = ROOT / "results"

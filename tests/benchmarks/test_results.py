@@ -21,14 +21,14 @@ from findings.rates import difference
 from jinja2 import Environment
 from jinja2.nodes import Const
 from tests.benchmarks.rendering import archived, rendered
-from tests.doctoring import rechain
+from tests.tampering import rechain
 
-from sottovoce.auditing.of_recipe import AUDIT_SUFFIX as AUDIT
-from sottovoce.auditing.of_recipe import config_digest, kept_at
+from sottovoce.audit.recipe import AUDIT_SUFFIX as AUDIT
+from sottovoce.audit.recipe import audit_path, config_digest
+from sottovoce.base.errors import InputError
 from sottovoce.config import Suite, load_experiment
-from sottovoce.errors import InputError
-from sottovoce.reporting.archives import open_path
-from sottovoce.reporting.records import read_run
+from sottovoce.report.archives import open_path
+from sottovoce.report.records import read_run
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = templates(ROOT / "docs")
@@ -281,7 +281,7 @@ def audit_of(folder: Path, **changes: Any) -> None:
         "estimate": {"epsilon": 7.81, "interval": [7.02, 8.64], "level": 0.98},
         "lower_bound": {"epsilon": 2.2},
     }
-    kept_at(folder).write_text(json.dumps({**content, **changes}))
+    audit_path(folder).write_text(json.dumps({**content, **changes}))
 
 
 def test_an_audit_is_kept_with_its_run_unless_it_is_a_release_s(
@@ -296,17 +296,17 @@ def test_an_audit_is_kept_with_its_run_unless_it_is_a_release_s(
     assert kept() == ["mine"]
     audit_of(mine)
     assert kept() == ["mine", "mine.audit.json"]
-    assert (open_path(archive) / "mine.audit.json").read_bytes() == kept_at(mine).read_bytes()
+    assert (open_path(archive) / "mine.audit.json").read_bytes() == audit_path(mine).read_bytes()
     assert read_run("mine", open_path(archive / "mine")).ledger is not None
     audit_of(mine, config_digest="another's")
     assert kept() == ["mine"]
-    assert f"left out: {kept_at(mine)} is a release's, or of another recipe" in capsys.readouterr().out
+    assert f"left out: {audit_path(mine)} is a release's, or of another recipe" in capsys.readouterr().out
     config = mine / "config.yaml"
     config.write_text(config.read_text().replace("mode: seeded", "mode: secure"))
     audit_of(mine)
     assert read_run("mine", mine).is_release
     assert kept() == ["mine"]
-    kept_at(mine).write_text("{")
+    audit_path(mine).write_text("{")
     config.write_text(config.read_text().replace("mode: secure", "mode: seeded"))
     with pytest.raises(InputError, match=r"mine\.audit\.json"):
         kept()

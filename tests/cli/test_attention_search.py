@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 import soundfile
-from tests.evaluation.attending import FAMILY, TOKENS, sound_of
+from tests.evaluation.attention_family import FAMILY, TOKENS, sound_of
 
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
-from sottovoce.models.saved import fresh, save
-from sottovoce.models.transformer.network import Settings
-from sottovoce.seeds import torch_stream
-from sottovoce.store import pack
+from sottovoce.base.seeds import torch_stream
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import pack_corpus
+from sottovoce.models.recogniser import create_recogniser, save_recogniser
+from sottovoce.models.transformer.settings import Settings
 
 Command = Callable[..., Any]
-TRUSTED = ("--family", "tests.evaluation.attending:FAMILY")
+TRUSTED = ("--family", "tests.evaluation.attention_family:FAMILY")
 
 
 def identity(speaker: RenderedSpeaker) -> RenderedSpeaker:
@@ -30,14 +29,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("place")
     (place / "model").mkdir()
     settings = Settings(layers=1, width=32, tokens=TOKENS.size + 1)
-    save(fresh(FAMILY, settings, TOKENS, language="en", generator=torch_stream(3, "model")), place / "model")
+    save_recogniser(
+        create_recogniser(FAMILY, settings, TOKENS, language="en", generator=torch_stream(3, "model")), place / "model"
+    )
     said = [
         RenderedUtterance("fine", sound_of("he.l. .o."), "hel o", "hel o"),
         RenderedUtterance("deaf", sound_of("....", deaf=True), "b", "b"),
     ]
     people = [RenderedSpeaker("ada", "test", said, {})]
     corpus = Corpus(name="made", language="en", speakers=people, render=identity, problems=ProblemLog())
-    pack(corpus, place / "store", workers=1)
+    pack_corpus(corpus, place / "store", workers=1)
     soundfile.write(place / "two.wav", sound_of("..ab. .c."), 16_000)
     return place
 
@@ -49,7 +50,7 @@ def test_evaluate_counts_collapses(sottovoce: Command, place: Path) -> None:
         assert done.code == 0, done.err
         result = json.loads(done.out)
         assert (result["words"], result["substitutions"], result["collapsed"]) == (3, 1, 1)
-        assert "the model stopped listening in 1 of 2 utterances" in done.err.replace("\n", " ")
+        assert "the attention collapsed in 1 of 2 utterances" in done.err.replace("\n", " ")
     assert "collapsed" not in json.loads(sottovoce("evaluate", *where, "--ctc", "--json").out)
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tests.tones import pack_tones
 
-from sottovoce.models.saved import fresh, save
+from sottovoce.base.seeds import torch_stream
+from sottovoce.data.text.tokens import CharacterTokens
+from sottovoce.models.recogniser import create_recogniser, save_recogniser
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import Settings
-from sottovoce.seeds import torch_stream
-from sottovoce.text.tokens import CharacterTokens
+from sottovoce.models.transformer.settings import Settings
 
 Command = Callable[..., Any]
 
@@ -27,7 +27,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(("a", "b")):
         settings = Settings(layers=1, width=32, tokens=tokens.size + 1)
         (place / name).mkdir()
-        save(fresh(FAMILY, settings, tokens, language="en", generator=torch_stream(seed, "model")), place / name)
+        save_recogniser(
+            create_recogniser(FAMILY, settings, tokens, language="en", generator=torch_stream(seed, "model")),
+            place / name,
+        )
     pack_tones(place / "store", people=range(30), utterances=2)
     pack_tones(place / "others", people=range(50, 80), utterances=2)
     return place
@@ -72,7 +75,7 @@ def test_other_rules_need_texts_which_runs_do_not_keep(sottovoce: Command, place
     done = sottovoce("compare", place / "a", place / "b", "--on", on, "--normaliser", "whisper-basic", "--json")
     assert json.loads(done.out)["tests"][on]["normalisation"]["name"] == "whisper-basic"
     done = sottovoce("evaluate", place / "a", "--on", on, "--normaliser", "whisper-english")
-    assert "texts spelled by whisper-english" in done.out
+    assert "texts normalised by whisper-english" in done.out
 
 
 def test_what_runs_have_said_is_used_and_comes_to_the_same(sottovoce: Command, place: Path, runs: Path) -> None:
@@ -98,7 +101,7 @@ def test_what_runs_have_said_is_used_and_comes_to_the_same(sottovoce: Command, p
         (["a", "model"], "error: a and model have no test set in common: expected --on STORE[:SPLIT]"),
         (
             ["a", "c"],
-            "error: a and c cannot be compared on test: they were tested on other people (6 and 6, 0 in both)",
+            "error: a and c cannot be compared on test: they were tested on other speakers (6 and 6, 0 in both)",
         ),
         (["a", "b", "--on", "nowhere:test"], "error: no store at nowhere"),
         (["a", "model", "--on", "nowhere"], "error: no store at nowhere"),

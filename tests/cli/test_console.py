@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.reporting.test_summary import PRIVACY, a_run
+from tests.report.test_summary import PRIVACY, a_run
 
 from sottovoce.cli import console, main, run
-from sottovoce.cli.console import LINE_EVERY, Told
-from sottovoce.reporting.summary import write_report
+from sottovoce.cli.console import LINE_EVERY, LoggedProgress
+from sottovoce.report.summary import write_report
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Clock:
 
 def test_without_a_terminal_a_line_comes_at_a_steady_pace() -> None:
     heard, clock = io.StringIO(), Clock()
-    with Told(console=Console(file=heard, width=20), disable=True, get_time=clock) as bar:
+    with LoggedProgress(console=Console(file=heard, width=20), disable=True, get_time=clock) as bar:
         task = bar.add_task("demo/global", total=None, note="")
         for step in range(1, 101):  # one takes seven seconds
             clock.now += 7
@@ -39,7 +39,7 @@ def test_without_a_terminal_a_line_comes_at_a_steady_pace() -> None:
 
 def test_what_is_soon_done_or_has_no_end_needs_no_line_and_a_terminal_has_its_bar() -> None:
     heard, clock = io.StringIO(), Clock()
-    with Told(console=Console(file=heard), disable=True, get_time=clock) as bar:
+    with LoggedProgress(console=Console(file=heard), disable=True, get_time=clock) as bar:
         task = bar.add_task("x", total=None, note="")
         clock.now += 10 * LINE_EVERY
         bar.update(task, note="speakers prepared")
@@ -50,7 +50,7 @@ def test_what_is_soon_done_or_has_no_end_needs_no_line_and_a_terminal_has_its_ba
         bar.advance(task)
     assert heard.getvalue() == "x: 0 of 3 (speakers prepared)\n"
     seen = io.StringIO()
-    with Told(console=Console(file=seen), disable=False, auto_refresh=False, get_time=clock) as bar:
+    with LoggedProgress(console=Console(file=seen), disable=False, auto_refresh=False, get_time=clock) as bar:
         task = bar.add_task("x", total=3, note="")
         for _ in range(3):
             clock.now += 10 * LINE_EVERY
@@ -68,7 +68,7 @@ def test_a_table_is_whole_at_80_columns(
     report = write_report(folders, tmp_path, title="All")
     monkeypatch.setattr(console, "stdout", Console(width=width))
     monkeypatch.setattr(run, "stdout", console.stdout)
-    run.print_result(report)
+    run.print_results(report)
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if line.startswith("per-layer")]
     assert max(map(len, lines)) <= width

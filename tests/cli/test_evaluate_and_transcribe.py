@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import soundfile
 
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
-from sottovoce.models.saved import fresh, save
+from sottovoce.base.seeds import stream, torch_stream
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import pack_corpus
+from sottovoce.data.text.tokens import CharacterTokens
+from sottovoce.models.recogniser import create_recogniser, save_recogniser
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import Settings
-from sottovoce.seeds import stream, torch_stream
-from sottovoce.store import pack
-from sottovoce.text.tokens import CharacterTokens
+from sottovoce.models.transformer.settings import Settings
 
 Command = Callable[..., Any]
 
@@ -39,7 +38,7 @@ def made_store(folder: Path, *, language: str = "en") -> Path:
         ]
         people.append(RenderedSpeaker(name, split, spoken, {"gender": gender}))
     corpus = Corpus(name="made", language=language, speakers=people, render=identity, problems=ProblemLog())
-    pack(corpus, folder, workers=1)
+    pack_corpus(corpus, folder, workers=1)
     return folder
 
 
@@ -50,7 +49,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens = CharacterTokens("abcdefghijklmnopqrstuvwxyz '-")
     settings = Settings(layers=1, width=32, tokens=tokens.size + 1)
     (place / "model").mkdir()
-    save(fresh(FAMILY, settings, tokens, language="en", generator=torch_stream(3, "model")), place / "model")
+    save_recogniser(
+        create_recogniser(FAMILY, settings, tokens, language="en", generator=torch_stream(3, "model")), place / "model"
+    )
     for run in ("b", "a"):
         shutil.copytree(place / "model", place / "suite" / run / "model")
     made_store(place / "store")

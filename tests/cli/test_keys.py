@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sottovoce.deployment.keys import fingerprint, load_private_key, revoked_in
-from sottovoce.deployment.roster import load_roster
+from sottovoce.network.keys import fingerprint, load_private_key, revoked_in
+from sottovoce.network.roster import load_roster
 
 Command = Callable[..., Any]
 Keys = Callable[..., str]
@@ -32,7 +32,7 @@ def test_a_federation_in_four_commands(keys: Keys, tmp_path: Path) -> None:
     roster = tmp_path / "roster.yaml"
     roster.write_text("\n".join(["users:", *lines]))
     own = load_private_key(tmp_path / "bert" / "node.key").public_key()
-    assert load_roster(roster).by_node[fingerprint(own)].name == "bert"
+    assert {user.node: user.name for user in load_roster(roster).users}[fingerprint(own)] == "bert"
     assert "host names: localhost, 127.0.0.1" in keys("show", tmp_path / "server")
     assert json.loads(keys("show", tmp_path / "anna", "--json"))["public key"] in lines[0]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sottovoce.deployment.own_home import LEDGER, LEFT, MARK, PAUSED
-from sottovoce.deployment.own_ledger import OwnLedger
+from sottovoce.network.node.home import LEDGER, LEFT, MARK, PAUSED
+from sottovoce.network.node.ledger import NodeLedger
 from sottovoce.privacy.chain import ChainWriter
 
 Command = Callable[..., Any]
@@ -18,7 +18,7 @@ EVERY = pytest.mark.parametrize("command", ["leave", "pause", "resume", "show"])
 
 def join_from(home: Path) -> None:
     """What `join` leaves of a yes."""
-    ledger = OwnLedger(home)
+    ledger = NodeLedger(home)
     ledger.accept(bytes(32))
     ledger.close()
 
@@ -163,7 +163,7 @@ def write_old(home: Path) -> None:
 
 
 def write_old_before_any_yes(home: Path) -> None:
-    OwnLedger(home).close()
+    NodeLedger(home).close()
     (home / MARK).unlink()
     (home / "speech").mkdir()
 
@@ -211,7 +211,7 @@ def test_who_has_left_neither_pauses_nor_goes_on(sottovoce: Command, tmp_path: P
 def test_its_owner_is_heard_while_a_node_runs(sottovoce: Command, tmp_path: Path) -> None:
     """The ledger is held by the node; who pauses or leaves does not wait for it."""
     home = tmp_path / "home"
-    running = OwnLedger(home)
+    running = NodeLedger(home)
     try:
         assert sottovoce("node", "show", home).code == 0
         assert sottovoce("node", "pause", home).code == 0

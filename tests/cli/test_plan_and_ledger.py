@@ -14,7 +14,7 @@ from sottovoce.privacy.accounting import poisson_epsilon
 from sottovoce.privacy.events import NoGuarantee, poisson_release
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.ledger_records import Header
-from sottovoce.reporting.archives import zip_folder
+from sottovoce.report.archives import zip_folder
 
 Command = Callable[..., Any]
 

@@ -90,7 +90,7 @@ def test_strict_stops_and_leaves_nothing(sottovoce: Command, corpus: Path) -> No
     ("arguments", "message"),
     [
         (["stats", "nowhere"], "error: no store at nowhere"),
-        (["stats", "nowhere", "--plot", "x.pdf"], "error: plot=x.pdf: expected a file name that ends in .png"),
+        (["stats", "nowhere", "--plot", "x.txt"], "error: plot=x.txt: expected a file name that ends in .png"),
         (["prepare", "tsv", ".", "--out", "x"], "error: .: it is a folder; expected a table of clips"),
         (["prepare", "tsv", "x.tsv", "--out", "x"], "error: x.tsv: no such file"),
         (["prepare", "librispeech", "nowhere", "--out", "x"], "error: nowhere"),
@@ -165,7 +165,7 @@ def test_an_interrupt_says_so_in_one_line(sottovoce: Command, corpus: Path, monk
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare, "pack", interrupted)
+    monkeypatch.setattr(prepare, "pack_corpus", interrupted)
     done = sottovoce("prepare", "tsv", corpus / "train.tsv", "--out", corpus / "store")
     assert (done.code, done.out) == (130, "")
     assert done.err == f"interrupted: nothing half-written is left in {corpus / 'store'}\n"

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.corpora import trees
+from tests.data.corpora import trees
 
-from sottovoce.store import Store, packing
+from sottovoce.data.store import Store, packing
 
 Command = Callable[..., Any]
 

@@ -9,25 +9,27 @@ import pytest
 import yaml
 from tests.guides import DOCS
 
-from sottovoce.config import Suite, load_experiment, recipe_names, validate
-from sottovoce.config.keys import all_sections, commented, described, page
+from sottovoce.config import Suite, load_experiment, recipe_names, validate_recipe
+from sottovoce.config.keys import list_described_keys, list_sections, render_commented_recipe, render_keys_page
 
 Command = Callable[..., Any]
 
 
 def test_every_key_has_a_meaning_and_every_meaning_a_key() -> None:
-    known = {(section.title, key.name) for section in all_sections() for key in section.keys}
-    assert known == described()
-    assert all(key.meaning for section in all_sections() for key in section.keys)
+    known = {(section.title, key.name) for section in list_sections() for key in section.keys}
+    assert known == list_described_keys()
+    assert all(key.meaning for section in list_sections() for key in section.keys)
 
 
 def test_the_page_of_keys_is_current() -> None:
-    assert (DOCS / "keys.md").read_text(encoding="utf-8") == page(), "`sottovoce recipes keys > docs/keys.md`"
+    assert (DOCS / "keys.md").read_text(encoding="utf-8") == render_keys_page(), (
+        "`sottovoce recipes keys > docs/keys.md`"
+    )
 
 
 @pytest.mark.parametrize("family", ["ctc_transformer", "crdnn", "transducer", "cpc"])
 def test_the_page_has_every_family(family: str) -> None:
-    assert f"family: {family}`" in page()
+    assert f"family: {family}`" in render_keys_page()
 
 
 def test_a_recipe_that_is_shown_is_the_same_recipe() -> None:
@@ -37,7 +39,7 @@ def test_a_recipe_that_is_shown_is_the_same_recipe() -> None:
         recipe = load_experiment(name)
         if isinstance(recipe, Suite):
             continue
-        assert validate(yaml.safe_load(commented(recipe)), where=name) == recipe
+        assert validate_recipe(yaml.safe_load(render_commented_recipe(recipe)), where=name) == recipe
 
 
 def test_show_prints_every_default_with_its_meaning(sottovoce: Command, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from sottovoce.config import recipe_names
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release, repeated
 from sottovoce.training import estimate, suites
-from sottovoce.training.estimate import Cost, Estimate
+from sottovoce.training.estimate import Estimate, RunCost
 
 RECIPE = """
 about: tones, federated
@@ -94,7 +94,7 @@ def _asked_at_once() -> Iterator[Callable[[], bool]]:
 def test_what_is_interrupted_ends_with_130_and_says_so_to_machines(
     here: Path, sottovoce: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sottovoce.training.keeper.interruptible", _asked_at_once)
+    monkeypatch.setattr("sottovoce.training.loop.interruptible", _asked_at_once)
     stopped = {"ended": {"step": 1, "reason": "interrupted"}}
     for recipe, found, again in (
         ("tones.yaml", stopped, "the same command with --resume"),
@@ -317,8 +317,8 @@ def test_a_run_begins_with_what_it_takes_and_a_finished_one_does_not(
 def test_without_a_terminal_days_on_a_cpu_are_refused_in_one_line_unless_yes(
     here: Path, sottovoce: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    days = Estimate("CPU", (Cost(name="seed", audio_seconds=1.0, seconds=50 * 24 * 3600.0),), 1)
-    monkeypatch.setattr(estimate, "estimate", lambda *_, **__: days)
+    days = Estimate("CPU", (RunCost(name="seed", audio_seconds=1.0, seconds=50 * 24 * 3600.0),), 1)
+    monkeypatch.setattr(estimate, "estimate_runs", lambda *_, **__: days)
     ended = sottovoce("run", "tones.yaml", "--out", "run")
     assert ended.code == 2
     assert ended.err.splitlines()[-1] == "error: this takes a CPU about 1,200 h: expected a GPU, or --yes"

@@ -1,4 +1,4 @@
-"""A model that writes nothing down, as a user meets it: figures for errors, probes, and a clear no to transcripts."""
+"""A model that writes no text, as a user meets it: figures for errors, probes, and a clear no to transcripts."""
 
 import json
 from collections.abc import Callable
@@ -10,10 +10,10 @@ import pytest
 import soundfile
 from tests.tones import pack_tones
 
+from sottovoce.base.seeds import torch_stream
+from sottovoce.data.text.tokens import NO_TOKENS
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import fresh, save
-from sottovoce.seeds import torch_stream
-from sottovoce.text.tokens import NO_TOKENS
+from sottovoce.models.recogniser import create_recogniser, save_recogniser
 
 Command = Callable[..., Any]
 
@@ -24,7 +24,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     family = find_family("cpc")
     settings = family.Options(size="tiny").settings(tokens=1)
     (place / "model").mkdir()
-    save(fresh(family, settings, NO_TOKENS, language="en", generator=torch_stream(3, "model")), place / "model")
+    save_recogniser(
+        create_recogniser(family, settings, NO_TOKENS, language="en", generator=torch_stream(3, "model")),
+        place / "model",
+    )
     pack_tones(place / "store")
     soundfile.write(place / "a.wav", np.zeros(16_000, dtype=np.int16), 16_000)
     return place
@@ -46,13 +49,13 @@ def test_evaluate_says_its_loss_and_accuracy(sottovoce: Command, place: Path) ->
 def test_evaluate_refuses_what_is_about_texts(option: tuple[Any, ...], sottovoce: Command, place: Path) -> None:
     ended = sottovoce("evaluate", place / "model", "--on", place / "store", *option)
     assert ended.code == 2
-    assert "models of family=cpc write nothing down" in ended.err
+    assert "models of family=cpc write no text" in ended.err
 
 
 def test_transcribe_refuses_it(sottovoce: Command, place: Path) -> None:
     ended = sottovoce("transcribe", place / "model", place / "a.wav")
     assert ended.code == 2
-    assert "models of family=cpc do not write down what they hear" in ended.err
+    assert "models of family=cpc write no text" in ended.err
 
 
 def test_probe_says_what_it_tells(sottovoce: Command, place: Path) -> None:

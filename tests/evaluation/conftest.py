@@ -5,15 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker, RenderedUtterance
-from sottovoce.corpora.problems import ProblemLog
-from sottovoce.models.saved import Recogniser, fresh
+from sottovoce.base.seeds import stream, torch_stream
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
+from sottovoce.data.store import Store, pack_corpus
+from sottovoce.data.text.normalisation import alphabet
+from sottovoce.data.text.tokens import CharacterTokens
+from sottovoce.models.recogniser import Recogniser, create_recogniser
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import Settings
-from sottovoce.seeds import stream, torch_stream
-from sottovoce.store import Store, pack
-from sottovoce.text.normalise import alphabet
-from sottovoce.text.tokens import CharacterTokens
+from sottovoce.models.transformer.settings import Settings
 
 
 def identity(speaker: RenderedSpeaker) -> RenderedSpeaker:
@@ -46,7 +45,7 @@ def noise(*names: str | int, seconds: float) -> np.ndarray:
 def recogniser() -> Recogniser:
     tokens = CharacterTokens.seen_in([alphabet("en") or ""])
     settings = Settings(layers=2, width=32, tokens=tokens.size + 1)
-    return fresh(FAMILY, settings, tokens, language="en", generator=torch_stream(3, "model"))
+    return create_recogniser(FAMILY, settings, tokens, language="en", generator=torch_stream(3, "model"))
 
 
 @pytest.fixture(scope="session")
@@ -59,5 +58,5 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     ]
     corpus = Corpus(name="made", language="en", speakers=people, render=identity, problems=ProblemLog())
     folder: Path = tmp_path_factory.mktemp("store")
-    pack(corpus, folder, workers=1)
+    pack_corpus(corpus, folder, workers=1)
     return Store(folder)

@@ -7,32 +7,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.several import in_processes
+from tests.ranks import in_processes
 
-from sottovoce.errors import InputError
-from sottovoce.evaluation.losses import mean_figures, recordings_loss, usable_speech
-from sottovoce.models import saved
-from sottovoce.models.saved import Recogniser
-from sottovoce.models.utterances import record_lines
-from sottovoce.processes import process_group
-from sottovoce.store import Store
-from sottovoce.text.tokens import CharacterTokens
+from sottovoce.base.errors import InputError
+from sottovoce.base.processes import process_group
+from sottovoce.data.audio.waveforms import pad_waveforms
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import CharacterTokens
+from sottovoce.evaluation.losses import compute_loss, compute_mean_figures, select_speech
+from sottovoce.models.recogniser import Recogniser, load_recogniser, save_recogniser
 
 # Padding, which hangs on who shares a batch, changes the order of float32 sums of at most a few hundred terms.
 ROUNDING = 1e-5
 
 
-def mean_loss(recogniser: Recogniser, store: Store, **options: Any) -> float:
-    return mean_figures(recogniser, store, **options)["loss"]
+def mean_loss(recogniser: Recogniser, store: Store, *, split: str, **options: Any) -> float:
+    return compute_mean_figures(recogniser, select_speech(recogniser, store, split=split), **options)["loss"]
 
 
 def one_by_one(recogniser: Recogniser, store: Store, split: str) -> list[float]:
-    speech = usable_speech(recogniser, store, split=split)
+    speech = select_speech(recogniser, store, split=split)
     alone = [
-        record_lines([store.samples(row)], [text.tolist()])
+        pad_waveforms([store.samples(row)], [text.tolist()])
         for row, text in zip(speech.rows.tolist(), speech.tokens, strict=True)
     ]
-    return [float(recordings_loss(recogniser, recordings)) for recordings in alone]
+    return [float(compute_loss(recogniser, recordings)) for recordings in alone]
 
 
 @pytest.mark.parametrize("batch_seconds", [0.1, 2.0, None])
@@ -46,14 +45,14 @@ def test_every_utterance_counts_once(recogniser: Recogniser, store: Store, batch
 
 def shared_loss(model: Path, place: Path) -> float:
     with process_group(torch.device("cpu")) as processes:
-        return mean_loss(saved.load(model), Store(place), split="test", processes=processes)
+        return mean_loss(load_recogniser(model), Store(place), split="test", processes=processes)
 
 
 @pytest.mark.parametrize("world", [2, 5])
 def test_many_compute_what_one_computes(world: int, recogniser: Recogniser, store: Store, tmp_path: Path) -> None:
     """Five processes are more than there are utterances; the first one knows the mean."""
-    assert len(usable_speech(recogniser, store, split="test").rows) < 5
-    saved.save(recogniser, tmp_path)
+    assert len(select_speech(recogniser, store, split="test").rows) < 5
+    save_recogniser(recogniser, tmp_path)
     first, *others = in_processes(world, shared_loss, tmp_path, store.path)
     assert first == pytest.approx(mean_loss(recogniser, store, split="test"), rel=ROUNDING)
     assert all(np.isnan(others))
@@ -65,7 +64,7 @@ def test_training_parameters_collect_no_gradients(recogniser: Recogniser, store:
 
 
 def test_what_has_no_loss_is_left_out_and_counted(recogniser: Recogniser, store: Store) -> None:
-    speech = usable_speech(recogniser, store, split="test")
+    speech = select_speech(recogniser, store, split="test")
     assert speech.left_out["without text"] == 1
     assert "(left out: 1 without text" in str(speech)
 

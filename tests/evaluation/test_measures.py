@@ -10,18 +10,18 @@ from sottovoce.evaluation.measures import LOSS, MEASURES, WER, Measure, Score
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
 def test_lower_is_better_and_what_is_not_finite_never_is(measure: Measure) -> None:
     one, two = Score(measure, 1.0), Score(measure, 2.0)
-    assert one.better_than(None)
-    assert one.better_than(two)
-    assert not two.better_than(one)
-    assert not one.better_than(one), "an equal one does not take the best one's place"
+    assert one.is_better_than(None)
+    assert one.is_better_than(two)
+    assert not two.is_better_than(one)
+    assert not one.is_better_than(one), "an equal one does not take the best one's place"
     for nothing in (math.nan, math.inf):
-        assert not Score(measure, nothing).better_than(None)
-        assert not Score(measure, nothing).better_than(two)
+        assert not Score(measure, nothing).is_better_than(None)
+        assert not Score(measure, nothing).is_better_than(two)
 
 
 def test_scores_by_different_measures_do_not_compare() -> None:
     with pytest.raises(AssertionError, match="different measures"):
-        Score(LOSS, 0.1).better_than(Score(WER, 0.2))
+        Score(LOSS, 0.1).is_better_than(Score(WER, 0.2))
 
 
 def test_what_is_written_down_names_its_measure_and_comes_back() -> None:

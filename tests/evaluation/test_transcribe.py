@@ -7,20 +7,22 @@ import pytest
 import soundfile
 import torch
 
-from sottovoce.audio.features import frame_lengths
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.data.audio.features import frame_lengths
+from sottovoce.data.audio.waveforms import Waveforms
+from sottovoce.data.store import Store
 from sottovoce.evaluation import transcribe as transcription
-from sottovoce.evaluation.recognise import recognise
-from sottovoce.evaluation.transcribe import Failure, Transcript, find_files, transcribe
+from sottovoce.evaluation.recognise import recognise_utterances
+from sottovoce.evaluation.transcribe import find_audio_files, transcribe_files
+from sottovoce.evaluation.transcripts import FailedFile, Transcript
 from sottovoce.models.decoding import BeamSearch
-from sottovoce.models.saved import Recogniser
-from sottovoce.models.transformer.network import SECONDS_PER_FRAME, output_lengths
-from sottovoce.models.utterances import Recordings
-from sottovoce.store import Store
+from sottovoce.models.recogniser import Recogniser
+from sottovoce.models.transformer.network import output_lengths
+from sottovoce.models.transformer.settings import SECONDS_PER_FRAME
 
 
 def transcripts(recogniser: Recogniser, *paths: Path, **options: object) -> list[Transcript]:
-    found = list(transcribe(recogniser, paths, **options))  # type: ignore[arg-type]
+    found = list(transcribe_files(recogniser, paths, **options))  # type: ignore[arg-type]
     assert all(isinstance(result, Transcript) for result in found), found
     return found  # type: ignore[return-value]
 
@@ -36,7 +38,7 @@ def files(store: Store, tmp_path: Path) -> list[Path]:
 
 
 def test_short_files_give_what_a_store_of_them_gives(recogniser: Recogniser, store: Store, files: list[Path]) -> None:
-    expected = recognise(recogniser, store, np.arange(store.utterance_count))
+    expected = recognise_utterances(recogniser, store, np.arange(store.utterance_count))
     for batch_seconds in (0.1, 60.0):
         found = transcripts(recogniser, *files, batch_seconds=batch_seconds)
         assert [result.text for result in found] == expected
@@ -47,10 +49,10 @@ def test_short_files_give_what_a_store_of_them_gives(recogniser: Recogniser, sto
 FRAME_SAMPLES = 480
 
 
-def loudness_of_each_frame(_: Recogniser, sound: Recordings) -> tuple[torch.Tensor, torch.Tensor]:
+def loudness_of_each_frame(_: Recogniser, sound: Waveforms) -> tuple[torch.Tensor, torch.Tensor]:
     """A recogniser without memory: the token of a frame is the loudness of its samples. Tokens a … z, space, …"""
     lengths_B = output_lengths(frame_lengths(sound.lengths_U))
-    frames_BTN = sound.lines_UN.float().unfold(1, FRAME_SAMPLES, FRAME_SAMPLES)
+    frames_BTN = sound.padded_UN.float().unfold(1, FRAME_SAMPLES, FRAME_SAMPLES)
     level_BT = (frames_BTN.abs().mean(dim=-1) / 100).round().long()
     missing = int(lengths_B.max()) - level_BT.shape[1]
     level_BT = torch.nn.functional.pad(level_BT, (0, max(missing, 0)))
@@ -62,7 +64,7 @@ def loudness_of_each_frame(_: Recogniser, sound: Recordings) -> tuple[torch.Tens
 def test_windows_change_nothing_for_a_model_without_memory(
     recogniser: Recogniser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, window_seconds: float
 ) -> None:
-    monkeypatch.setattr(transcription, "emissions", loudness_of_each_frame)
+    monkeypatch.setattr(transcription, "compute_emissions", loudness_of_each_frame)
     levels = np.random.default_rng(3).integers(0, 30, int(seconds / 0.03) + 1) * 100
     samples = np.repeat(levels, FRAME_SAMPLES)[: int(seconds * 16_000)].astype(np.int16)
     soundfile.write(tmp_path / "long.wav", samples, 16_000)
@@ -94,10 +96,10 @@ def test_damaged_files_do_not_stop_the_others(recogniser: Recogniser, files: lis
     broken.write_bytes(b"RIFF" + bytes(100))
     soundfile.write(late, np.random.default_rng(1).normal(0, 0.1, 16_000 * 25), 16_000)
     late.write_bytes(late.read_bytes()[:500_000])  # its first windows are whole
-    found = list(transcribe(recogniser, [broken, files[0], late, files[1]], window_seconds=2.0))
-    assert [type(result) for result in found] == [Failure, Transcript, Failure, Transcript]
+    found = list(transcribe_files(recogniser, [broken, files[0], late, files[1]], window_seconds=2.0))
+    assert [type(result) for result in found] == [FailedFile, Transcript, FailedFile, Transcript]
     assert [found[1], found[3]] == good
-    assert isinstance(found[2], Failure)
+    assert isinstance(found[2], FailedFile)
     assert found[2].path == late
     assert "shorter than its header says" in found[2].reason
 
@@ -123,15 +125,15 @@ def test_find_files(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     folder = [tmp_path / name for name in ("a.FLAC", "b.wav", "sub/c.mp3")]
-    assert find_files([tmp_path]) == folder
-    assert find_files([tmp_path / "b.wav", tmp_path, tmp_path / "notes.txt"]) == [
+    assert find_audio_files([tmp_path]) == folder
+    assert find_audio_files([tmp_path / "b.wav", tmp_path, tmp_path / "notes.txt"]) == [
         folder[1],
         folder[0],
         folder[2],
         tmp_path / "notes.txt",
     ]
     with pytest.raises(InputError, match=r"gone\.wav: there is no such file"):
-        find_files([tmp_path / "gone.wav"])
+        find_audio_files([tmp_path / "gone.wav"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="no audio file in this folder"):
-        find_files([tmp_path / "empty"])
+        find_audio_files([tmp_path / "empty"])

@@ -1,7 +1,7 @@
 """A federation that takes milliseconds: nine people, a small model of any family, and its twin in float64."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,34 +9,34 @@ import numpy as np
 import torch
 from tests.reference_round import Gradient, Model, train_client
 
-from sottovoce.audio.features import MEL_COUNT
-from sottovoce.evaluation.evaluate import select
+from sottovoce.base.seeds import torch_stream
+from sottovoce.data.audio.features import MEL_COUNT
+from sottovoce.data.audio.waveforms import Features
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import NO_TOKENS, CharacterTokens, Tokens
+from sottovoce.evaluation.score import select_utterances
 from sottovoce.federated.client import (
-    ClientRoom,
+    ClientContext,
     LoadedClient,
     LocalTraining,
     SharedSpeech,
     load_client,
     plan_client,
 )
-from sottovoce.federated.cohort import Clients, ClientsHere
+from sottovoce.federated.client_stream import StreamPositions
+from sottovoce.federated.cohort import Clients, LocalClients
+from sottovoce.federated.diagnostics import RoundDiagnostics
 from sottovoce.federated.engines import Engine, SequentialEngine
-from sottovoce.federated.heard_before import HeardBefore
-from sottovoce.federated.private import Private
+from sottovoce.federated.feature_cache import FeatureCache
 from sottovoce.federated.round import AfterStep, OnRelease, Round, RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
-from sottovoce.federated.turns import Turns
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import DEFAULT, Family, StepDraws, find_family, step_loss
-from sottovoce.models.utterances import Features
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling, Weighting
-from sottovoce.seeds import torch_stream
-from sottovoce.store import Store
-from sottovoce.text.tokens import NO_TOKENS, CharacterTokens, Tokens
-from sottovoce.users import PopulationSettings, build_population
 
 TOKENS = CharacterTokens.seen_in("abcde")
 # What makes a family's model small; where nothing is said, its own `tiny`.
@@ -63,7 +63,7 @@ def start_stream() -> torch.Generator:
     return torch_stream(3, "init")
 
 
-def small_room(
+def small_context(
     store: Path,
     *,
     model: dict[str, Any] | None = None,
@@ -72,7 +72,7 @@ def small_room(
     cohort_size: int = 3,
     family: str = DEFAULT,
     shared_dev: str | None = None,
-) -> ClientRoom:
+) -> ClientContext:
     """`shared_dev` names a split that all clients have."""
     population = build_population(Store(store), PopulationSettings(split=("train",), **people or {}), seed=1)
     found = find_family(family)
@@ -80,7 +80,7 @@ def small_room(
     chosen = LOCAL | (local or {})
     if "local_epochs" in chosen:
         chosen["local_steps"] = None
-    return ClientRoom(
+    return ClientContext(
         population,
         tokens_of(found),
         found,
@@ -93,25 +93,25 @@ def small_room(
 
 
 def tokens_of(family: Family[Any, Any]) -> Tokens:
-    return TOKENS if family.texts else NO_TOKENS
+    return TOKENS if family.training.needs_text else NO_TOKENS
 
 
 def shared_speech(store: Store, split: str) -> SharedSpeech:
-    chosen = select(store, split=split)
+    chosen = select_utterances(store, split=split)
     return SharedSpeech(store, chosen.rows, chosen.references)
 
 
 def small_settings(family: Family[Any, Any], **model: Any) -> Any:
     if family.name in MODELS:
         return family.Settings(tokens=TOKENS.size + 1, **MODELS[family.name] | model)
-    return family.Options(**{**family.tiny, **model}).settings(tokens=TOKENS.size + 1)
+    return family.Options(**{**family.smoke_options, **model}).settings(tokens=TOKENS.size + 1)
 
 
 @dataclass
 class Small:
-    """A room, what makes rounds of it, and the server's model as the twin takes it."""
+    """A context, what makes rounds of it, and the server's model as the twin takes it."""
 
-    room: ClientRoom
+    context: ClientContext
     plan: Plan
     server: Server
     engine: Engine
@@ -127,18 +127,18 @@ class Small:
         *,
         clients: Clients | None = None,
         after_step: Sequence[AfterStep] = (),
-        turns: Turns | None = None,
+        positions: StreamPositions | None = None,
         on_release: OnRelease | None = None,
     ) -> Round:
         """Make round `step`; with the engine here, unless other `clients` are given. `next_plan` is the plan after."""
-        state = RoundState(self.server, self.plan, self.ledger, turns)
+        state = RoundState(self.server, self.plan, self.ledger, positions)
         done = run_round(
-            state, clients or ClientsHere(self.engine), step=step, after_step=after_step, on_release=on_release
+            state, clients or LocalClients(self.engine), step=step, after_step=after_step, on_release=on_release
         )
         self.next_plan = state.plan
         return done
 
-    def figures(self, step: int, *, clients: Clients | None = None) -> Private:
+    def figures(self, step: int, *, clients: Clients | None = None) -> RoundDiagnostics:
         """Make round `step`; what a simulation sees of it."""
         private = self.round(step, clients=clients).private
         assert private is not None
@@ -147,14 +147,14 @@ class Small:
     def model(self) -> Model:
         return as_model(self.layout, self.server.parameters_P)
 
-    def gradients(self, index: int, *, step: int, turn: int = 0) -> list[Gradient]:
+    def gradients(self, index: int, *, step: int, position: int = 0) -> list[Gradient]:
         """What client `index` computes in round `step`, batch by batch, in float64."""
-        room, loaded = self.room, loaded_client(self.room, index, step=step, turn=turn)
+        context, loaded = self.context, loaded_client(self.context, index, step=step, position=position)
 
         def gradient_of(batch: Features, draws: StepDraws) -> Gradient:
             def gradient(theta: Model) -> Model:
                 parameters = {name: torch.from_numpy(layer).requires_grad_() for name, layer in theta.items()}
-                loss = step_loss(room.family, parameters, batch, settings=room.model, draws=draws)
+                loss = step_loss(context.family, parameters, batch, settings=context.model, draws=draws)
                 found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
                 zeros = map(torch.zeros_like, parameters.values())
                 pairs = zip(parameters, found, zeros, strict=True)
@@ -162,14 +162,14 @@ class Small:
 
             return gradient
 
-        heard = loaded.hear(HeardBefore(0), room, dtype=torch.float32)
+        heard = loaded.extract_features(FeatureCache(0), context, dtype=torch.float32)
         return [gradient_of(heard.take(lines), draws) for lines, draws in zip(loaded.lines, loaded.draws, strict=True)]
 
 
-def loaded_client(room: ClientRoom, index: int, *, step: int, turn: int = 0) -> LoadedClient:
+def loaded_client(context: ClientContext, index: int, *, step: int, position: int = 0) -> LoadedClient:
     """Client `index` as if it had never been heard before."""
-    planned = plan_client(room, index, step=step, turn=turn)
-    return load_client(room, planned, step=step, device=CPU, before=HeardBefore(0))
+    planned = plan_client(context, index, step=step, position=position)
+    return load_client(context, planned, step=step, device=CPU, cache=FeatureCache(0))
 
 
 def as_model(layout: Layout, flat_P: torch.Tensor) -> Model:
@@ -183,10 +183,10 @@ def small(
     privacy: dict[str, Any] | None = None,
     server: dict[str, Any] | None = None,
     dtype: torch.dtype = torch.float32,
-    **room: Any,
+    **context: Any,
 ) -> Small:
     """A federation at its first round; dictionaries change its defaults. Clients compute in `dtype`."""
-    made = small_room(store, **room)
+    made = small_context(store, **context)
     parameters = made.family.init(made.model, generator=start_stream())
     layout = Layout.of(parameters)
     settings: dict[str, Any] = {
@@ -199,12 +199,13 @@ def small(
         "root_seed": 4,
     }
     plan = Plan(PrivacySettings(**settings | _named(privacy or {})), layout)
+    made = replace(made, weighting=plan.settings.weighting)
     of_server: dict[str, Any] = {"optimiser": {"name": "sgd"}, "schedule": {"name": "constant", "lr": 1.0}}
     return Small(
         made,
         plan,
         Server(ServerSettings(**of_server | (server or {})), layout, layout.flatten(parameters)),
-        SequentialEngine(made, layout, device=CPU, dtype=dtype, weighting=plan.settings.weighting),
+        SequentialEngine(made, layout, device=CPU, dtype=dtype),
         Ledger(ledger, header=plan.ledger_header(run="small")),
     )
 
@@ -217,7 +218,7 @@ def _named(privacy: dict[str, Any]) -> dict[str, Any]:
 
 def update_of(ours: Small, index: int, *, step: int = 0, batches: slice = slice(None)) -> Model:
     """What the twin makes of client `index` in round `step`."""
-    local = ours.room.local
+    local = ours.context.local
     proximal = None if local.proximal is None else (local.proximal.name, local.proximal.mu)
     gradients = ours.gradients(index, step=step)[batches]
     return train_client(
@@ -226,7 +227,7 @@ def update_of(ours: Small, index: int, *, step: int = 0, batches: slice = slice(
         lr=local.lr,
         local_bound=local.clip_gradients,
         proximal=proximal,
-        statistics=ours.room.family.statistics(ours.room.model),
+        statistics=ours.context.family.training.statistics(ours.context.model),
     )
 
 

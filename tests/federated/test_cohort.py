@@ -9,8 +9,8 @@ import torch
 from tests.federated.small import Small, small
 from torch import Tensor
 
-from sottovoce.federated.cohort import Clients, ClientsHere, CohortSum
-from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.federated.cohort import Clients, CohortSum, LocalClients
+from sottovoce.privacy.clipping import AdaptiveClipping
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 
@@ -22,9 +22,9 @@ class SumsOnly:
     inner: Clients
 
     def sum(
-        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, turns: Indices | None = None
+        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
     ) -> CohortSum:
-        whole = self.inner.sum(server_P, cohort, plan=plan, step=step, turns=turns)
+        whole = self.inner.sum(server_P, cohort, plan=plan, step=step, positions=positions)
         return CohortSum(whole.total, plan.denominator, whole.within)
 
     def close(self) -> None:
@@ -42,7 +42,7 @@ def two(tones: Path, tmp_path: Path) -> tuple[Small, Small]:
 def test_a_sum_is_all_that_a_round_needs(two: tuple[Small, Small]) -> None:
     looked_at, summed = two
     for step in range(2):
-        seen, unseen = looked_at.round(step), summed.round(step, clients=SumsOnly(ClientsHere(summed.engine)))
+        seen, unseen = looked_at.round(step), summed.round(step, clients=SumsOnly(LocalClients(summed.engine)))
         assert seen.private is not None
         assert unseen.private is None
         assert torch.equal(looked_at.server.parameters_P, summed.server.parameters_P)
@@ -62,7 +62,7 @@ class Gone(Exception):
 
 class NobodyThere:
     def sum(
-        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, turns: Indices | None = None
+        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
     ) -> CohortSum:
         raise Gone
 

@@ -10,11 +10,11 @@ import torch
 from tests.federated.small import CPU, Small, as_model, furthest, small
 from torch import Tensor
 
-from sottovoce.errors import InputError
-from sottovoce.federated.client import ClientRoom
+from sottovoce.base.errors import InputError
+from sottovoce.data.audio.waveforms import Features, Waveforms
+from sottovoce.data.store import Store
+from sottovoce.federated.client import ClientContext
 from sottovoce.federated.engines import Dropped, SequentialEngine, Trained
-from sottovoce.models.utterances import Features, Recordings
-from sottovoce.store import Store
 
 BAD = 2
 EVERYBODY = {"cohort_size": 9}
@@ -22,7 +22,7 @@ EVERYBODY = {"cohort_size": 9}
 
 def unreadable(rooms: Small, patch: pytest.MonkeyPatch) -> None:
     """The bad client's audio cannot be read."""
-    rows, whole = set(rooms.room.population.client(BAD).utterances.tolist()), Store.samples
+    rows, whole = set(rooms.context.population.client(BAD).utterances.tolist()), Store.samples
 
     def samples(self: Store, row: int) -> Any:
         if row in rows:
@@ -34,7 +34,7 @@ def unreadable(rooms: Small, patch: pytest.MonkeyPatch) -> None:
 
 def gone(rooms: Small, patch: pytest.MonkeyPatch) -> None:
     """The disk fails under the bad client."""
-    rows, whole = set(rooms.room.population.client(BAD).utterances.tolist()), Store.samples
+    rows, whole = set(rooms.context.population.client(BAD).utterances.tolist()), Store.samples
 
     def samples(self: Store, row: int) -> Any:
         if row in rows:
@@ -44,17 +44,17 @@ def gone(rooms: Small, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Store, "samples", samples)
 
 
-def hearing(room: ClientRoom, client: int, instead: Callable[[Features, Tensor], Features]) -> ClientRoom:
-    """A room whose family hears `instead` where there are utterances of `client`; of which [U] tells which are."""
-    rows = room.population.client(client).utterances.tolist()
-    starts = {tuple(room.store.samples(row)[:50].tolist()) for row in rows}
+def hearing(context: ClientContext, client: int, instead: Callable[[Features, Tensor], Features]) -> ClientContext:
+    """A context whose family hears `instead` where there are utterances of `client`; of which [U] tells which are."""
+    rows = context.population.client(client).utterances.tolist()
+    starts = {tuple(context.store.samples(row)[:50].tolist()) for row in rows}
 
-    def hear(recordings: Recordings, **options: Any) -> Features:
-        heard = room.family.hear(recordings, **options)
+    def hear(recordings: Waveforms, **options: Any) -> Features:
+        heard = context.family.front_end.extract_features(recordings, **options)
         own_U = [tuple(recordings.samples_N[start : start + 50].tolist()) in starts for start in recordings.starts_U]
         return instead(heard, torch.tensor(own_U)) if any(own_U) else heard
 
-    return replace(room, family=replace(room.family, hear=hear))
+    return replace(context, family=replace(context.family, hear=hear))
 
 
 def not_finite(heard: Features, of_U: Tensor) -> Features:
@@ -66,15 +66,15 @@ def too_large(heard: Features, of_U: Tensor) -> Features:
 
 
 def out_of_memory(rooms: Small, _: pytest.MonkeyPatch) -> None:
-    _train_in(hearing(rooms.room, BAD, too_large), rooms)
+    _train_in(hearing(rooms.context, BAD, too_large), rooms)
 
 
 def diverging(rooms: Small, _: pytest.MonkeyPatch) -> None:
-    _train_in(hearing(rooms.room, BAD, not_finite), rooms)
+    _train_in(hearing(rooms.context, BAD, not_finite), rooms)
 
 
-def _train_in(room: ClientRoom, rooms: Small) -> None:
-    rooms.engine = SequentialEngine(room, rooms.layout, device=CPU, weighting=rooms.plan.settings.weighting)
+def _train_in(context: ClientContext, rooms: Small) -> None:
+    rooms.engine = SequentialEngine(context, rooms.layout, device=CPU)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_client_that_fails_counts_as_zero_and_changes_nobody_else(
 
 def _trained(ours: Small) -> Iterator[Trained]:
     """By an engine of its own, so that the round's has heard nobody yet."""
-    engine = SequentialEngine(ours.room, ours.layout, device=CPU)
+    engine = SequentialEngine(ours.context, ours.layout, device=CPU)
     for trained in engine.train(ours.server.parameters_P, range(9), step=0):
         assert isinstance(trained, Trained)
         yield trained
@@ -145,7 +145,7 @@ def test_nothing_survives_on_a_client_between_rounds(tones: Path, tmp_path: Path
 def test_an_update_is_the_clients_own_whoever_else_is_in_the_cohort(tones: Path, tmp_path: Path) -> None:
     """Bit for bit, with everything random switched on: sensitivity is counted for one user's update alone."""
     model = {"dropout": 0.3, "layer_drop": 0.5}
-    ours = small(tones, tmp_path / "ledger.jsonl", model=model, local={"layerdrop_group": 3}, cohort_size=6)
+    ours = small(tones, tmp_path / "ledger.jsonl", model=model, cohort_size=6)
     found = []
     for cohort in ([5], [0, 5, 7], [8, 7, 6, 5, 4]):
         for trained in ours.engine.train(ours.server.parameters_P, cohort, step=1):

@@ -18,22 +18,29 @@ from tests.federated import test_ranks, test_round
 from tests.federated.small import CPU, EXACT, Small, furthest, small, small_settings, start_stream, tokens_of
 from tests.federated.test_stacked import relative, updates_of
 from tests.guides import DOCS, blocks
+from tests.ranks import in_processes
 from tests.reference_round import SGD
-from tests.several import in_processes
 
-from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
-from sottovoce.audio.features import Ears
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.processes import process_group
+from sottovoce.base.seeds import stream, torch_stream
+from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
+from sottovoce.data.audio.features import FeatureSettings
+from sottovoce.data.audio.waveforms import pad_waveforms
 from sottovoce.federated.engines import SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
 from sottovoce.flat.layout import Layout
-from sottovoce.models import saved
-from sottovoce.models.attention_search import GREEDY, Search
-from sottovoce.models.family import DEFAULT, REGISTERED, Family, find_family, not_stacked, recordings_heard
-from sottovoce.models.trainable import parse_part, split
-from sottovoce.models.utterances import record_lines
-from sottovoce.processes import process_group
-from sottovoce.seeds import stream, torch_stream
+from sottovoce.models.attention_search import GREEDY, SearchOptions
+from sottovoce.models.family import (
+    DEFAULT,
+    REGISTERED,
+    Family,
+    extract_float32_features,
+    find_family,
+    stacking_obstacle,
+)
+from sottovoce.models.recogniser import Recogniser, load_recogniser, save_recogniser
+from sottovoce.models.trainable import parse_part, split_parameters
 
 FROM_THE_GUIDE = "gru_ctc:FAMILY"
 RANDOM: dict[str, Any] = {  # everything that chance decides, and clients of unequal size
@@ -41,7 +48,6 @@ RANDOM: dict[str, Any] = {  # everything that chance decides, and clients of une
         "local_epochs": 2,
         "spec_augment": SpecAugmentSettings(),
         "narrow_band": NarrowBandSettings(),
-        "layerdrop_group": 2,
     },
     "people": {"max_seconds": 3.0},
     "privacy": {"noise_multiplier": 0.7, "share": "dim"},
@@ -61,7 +67,7 @@ class Kind(NamedTuple):
 
 
 FAMILIES = {name: Kind(name) for name in (*REGISTERED, FROM_THE_GUIDE)}
-EARS = Ears(normalise="filter", floor_db=40.0)
+EARS = FeatureSettings(normalise="filter", floor_db=40.0)
 KINDS = {
     **FAMILIES,
     "transformer, other ears": Kind(DEFAULT, {"ears": EARS}),
@@ -118,7 +124,7 @@ def test_rounds_are_those_of_the_twin(kind: Kind, tones: Path, tmp_path: Path) -
 def test_worker_processes_have_the_sequential_engines_bits(family: Kind, tones: Path, tmp_path: Path) -> None:
     ours = federation(family, tones, tmp_path / "ledger.jsonl")
     expected = updates_of(ours.engine, ours)
-    with closing(WorkersEngine(ours.room, ours.layout, workers=2)) as engine:
+    with closing(WorkersEngine(ours.context, ours.layout, workers=2)) as engine:
         found = updates_of(engine, ours)
     assert found.keys() == expected.keys() == set(range(9))
     assert all(torch.equal(found[client], expected[client]) for client in expected)
@@ -140,11 +146,11 @@ def test_ranks_come_to_the_same(family: Kind, tones: Path, tmp_path: Path) -> No
 def test_stacked_clients_move_as_they_do_one_by_one_or_are_refused(kind: Kind, tones: Path, tmp_path: Path) -> None:
     ours = federation(kind, tones, tmp_path / "ledger.jsonl", dtype=torch.float64)
     options: dict[str, Any] = {"device": CPU, "dtype": torch.float64, "size": 4}
-    if not_stacked(ours.room.family, ours.room.model) is not None:
+    if stacking_obstacle(ours.context.family, ours.context.model) is not None:
         with pytest.raises(InputError, match=f"engine=stacked: models of family={kind.family} cannot be stacked"):
-            StackedEngine(ours.room, ours.layout, **options)
+            StackedEngine(ours.context, ours.layout, **options)
     else:
-        found = updates_of(StackedEngine(ours.room, ours.layout, **options), ours)
+        found = updates_of(StackedEngine(ours.context, ours.layout, **options), ours)
         assert max(relative(found, updates_of(ours.engine, ours)).values()) < EXACT
 
 
@@ -171,7 +177,7 @@ def untrained(kind: Kind) -> tuple[Family[Any, Any], Any, dict[str, torch.Tensor
 def test_a_model_has_the_shapes_that_its_family_says(untrained: Any) -> None:
     found, settings, parameters = untrained
     assert {name: tuple(p.shape) for name, p in parameters.items()} == dict(found.shapes(settings))
-    assert found.of_tokens <= parameters.keys()
+    assert found.transfer.token_tensors <= parameters.keys()
     assert all(found.place(name).kind for name in parameters)
     again = found.init(settings, generator=start_stream())
     assert all(torch.equal(again[name], parameters[name]) for name in parameters)
@@ -180,7 +186,7 @@ def test_a_model_has_the_shapes_that_its_family_says(untrained: Any) -> None:
 def test_its_smallest_recipe_is_small(kind: Kind) -> None:
     """`--smoke` takes seconds anywhere."""
     found = find_family(kind.family)
-    shapes = found.shapes(found.Options(**found.tiny).settings(tokens=30))
+    shapes = found.shapes(found.Options(**found.smoke_options).settings(tokens=30))
     assert sum(int(np.prod(shape)) for shape in shapes.values()) < 3e6
 
 
@@ -194,7 +200,7 @@ def test_padding_changes_nothing(kind: Kind, untrained: Any) -> None:
     short, long = noise[:5_000], noise
     emitted = []
     for utterances in ([short], [short, long]):
-        heard = found.hear(record_lines(utterances), settings=settings, dtype=torch.float64)
+        heard = found.front_end.extract_features(pad_waveforms(utterances), settings=settings, dtype=torch.float64)
         log_probs_UTV, lengths_U = found.recognition.emit(parameters, heard, settings=settings)
         emitted.append(log_probs_UTV[0, : lengths_U[0]])
     torch.testing.assert_close(emitted[0], emitted[1], rtol=1e-9, atol=1e-9)
@@ -203,28 +209,28 @@ def test_padding_changes_nothing(kind: Kind, untrained: Any) -> None:
 def test_padding_changes_no_vector(untrained: Any) -> None:
     """What an encoder makes of an utterance is the same alone and beside a longer one."""
     found, settings, parameters = untrained
-    if found.encode is None:
+    if found.inspection.encode is None:
         return
     parameters = {name: p.double() for name, p in parameters.items()}
     noise = stream(1, "noise").integers(-3000, 3000, size=12_000).astype(np.int16)
     vectors = []
     for utterances in ([noise[:5_000]], [noise[:5_000], noise]):
-        heard = found.hear(record_lines(utterances), settings=settings, dtype=torch.float64)
-        vectors_UTD, lengths_U = found.encode(parameters, heard, settings=settings)
+        heard = found.front_end.extract_features(pad_waveforms(utterances), settings=settings, dtype=torch.float64)
+        vectors_UTD, lengths_U = found.inspection.encode(parameters, heard, settings=settings)
         vectors.append(vectors_UTD[0, : lengths_U[0]])
     torch.testing.assert_close(vectors[0], vectors[1], rtol=1e-9, atol=1e-9)
 
 
 def test_who_writes_nothing_loses_the_same_beside_a_longer_utterance(untrained: Any) -> None:
     found, settings, parameters = untrained
-    if found.texts:
+    if found.training.needs_text:
         return
     parameters = {name: p.double() for name, p in parameters.items()}
     noise = stream(1, "noise").integers(-3000, 3000, size=12_000).astype(np.int16)
     one, other, both = (
         found.loss(
             parameters,
-            found.hear(record_lines(utterances), settings=settings, dtype=torch.float64),
+            found.front_end.extract_features(pad_waveforms(utterances), settings=settings, dtype=torch.float64),
             settings=settings,
             draws=None,
         )
@@ -239,10 +245,10 @@ def test_padding_changes_no_search(kind: Kind, untrained: Any) -> None:
     if found.recognition is None or found.recognition.search is None or kind.hears_padding:
         return
     noise = stream(1, "noise").integers(-3000, 3000, size=12_000).astype(np.int16)
-    for how in (GREEDY, Search(width=4, ctc_weight=0.3)):
+    for how in (GREEDY, SearchOptions(width=4, ctc_weight=0.3)):
         scores = []
         for utterances in ([noise[:5_000]], [noise[:5_000], noise]):
-            heard = recordings_heard(found, record_lines(utterances), settings=settings)
+            heard = extract_float32_features(found, pad_waveforms(utterances), settings=settings)
             scores.append(found.recognition.search(parameters, heard, settings=settings, how=how)[0][0].score)
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
@@ -251,7 +257,7 @@ def test_without_draws_the_loss_is_that_of_evaluation(untrained: Any) -> None:
     """Chance decides nothing, whatever state it is in."""
     found, settings, parameters = untrained
     noise = stream(1, "noise").integers(-3000, 3000, size=12_000).astype(np.int16)
-    heard = recordings_heard(found, record_lines([noise, noise[:9_000]], [[1, 2], [3]]), settings=settings)
+    heard = extract_float32_features(found, pad_waveforms([noise, noise[:9_000]], [[1, 2], [3]]), settings=settings)
     losses = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -261,13 +267,16 @@ def test_without_draws_the_loss_is_that_of_evaluation(untrained: Any) -> None:
 
 
 def test_low_rank_corrections_begin_at_nothing_and_are_trained(ours: Small) -> None:
-    parameters, room = ours.layout.views(ours.server.parameters_P), ours.room
-    options: dict[str, Any] = {"corrected": room.family.corrected, "generator": torch_stream(3, "low rank")}
-    part = split(parse_part("lora(r=2)"), dict(parameters), **options)
+    parameters, context = ours.layout.views(ours.server.parameters_P), ours.context
+    options: dict[str, Any] = {
+        "is_lora_target": context.family.transfer.is_lora_target,
+        "generator": torch_stream(3, "low rank"),
+    }
+    part = split_parameters(parse_part("lora(r=2)"), dict(parameters), **options)
     merged = part.frozen.merged(part.initial)
     assert all(torch.equal(merged[name], tensor) for name, tensor in parameters.items())
     layout = Layout.of(part.initial)
-    engine = SequentialEngine(replace(room, frozen=part.frozen), layout, device=CPU)
+    engine = SequentialEngine(replace(context, frozen=part.frozen), layout, device=CPU)
     (trained,) = engine.train(layout.flatten(part.initial), [4], step=0)
     assert trained.update.any()  # type: ignore[union-attr]
 
@@ -275,7 +284,7 @@ def test_low_rank_corrections_begin_at_nothing_and_are_trained(ours: Small) -> N
 def test_a_saved_model_is_the_same_model(untrained: Any, tmp_path: Path) -> None:
     found, settings, parameters = untrained
     tokens = tokens_of(found)
-    saved.save(saved.Recogniser(found, settings, tokens, parameters, "en"), tmp_path)
-    loaded = saved.load(tmp_path, family=found.name)
+    save_recogniser(Recogniser(found, settings, tokens, parameters, "en"), tmp_path)
+    loaded = load_recogniser(tmp_path, family=found.name)
     assert (loaded.family, loaded.settings, loaded.tokens) == (found, settings, tokens)
     assert all(torch.equal(loaded.parameters[name], tensor) for name, tensor in parameters.items())

@@ -16,22 +16,22 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.federated.small import CPU, Small, as_model, furthest, small
-from tests.several import in_processes
+from tests.ranks import in_processes
 from torch import Tensor
 
-from sottovoce.audio.augment import SpecAugmentSettings
-from sottovoce.federated.cohort import Clients, ClientsHere
+from sottovoce.base.processes import process_group
+from sottovoce.data.audio.augment import SpecAugmentSettings
+from sottovoce.federated.cohort import Clients, LocalClients
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
-from sottovoce.processes import process_group
 
 COHORT, NEWCOMER = (0, 1, 3, 4, 6, 8), 5
 # With the newcomer, without it, and without each of the others.
 COHORTS = [(*COHORT, NEWCOMER), COHORT, *([other for other in COHORT if other != one] for one in COHORT)]
 CHANCE: dict[str, Any] = {
     "model": {"layers": 3, "dropout": 0.3, "layer_drop": 0.3},
-    "local": {"local_epochs": 1, "batch_seconds": 1.6, "spec_augment": SpecAugmentSettings(), "layerdrop_group": 4},
+    "local": {"local_epochs": 1, "batch_seconds": 1.6, "spec_augment": SpecAugmentSettings()},
     "people": {"max_seconds": 3.0},
     "cohort_size": 6,
 }
@@ -60,28 +60,28 @@ def sums(ours: Small, clients: Clients) -> list[Tensor]:
 def sums_by(name: str, ours: Small, store: Path, folder: Path, privacy: dict[str, Any]) -> list[Tensor]:
     if name.startswith("ranks"):
         return [torch.from_numpy(total) for total in in_processes(2, sums_of_ranks, name, store, folder, privacy)[0]]
-    with closing(ClientsHere(engine_of(name, ours))) as clients:
+    with closing(LocalClients(engine_of(name, ours))) as clients:
         return sums(ours, clients)
 
 
 def engine_of(name: str, ours: Small) -> Engine:
     match name:
         case "workers":
-            return WorkersEngine(ours.room, ours.layout, workers=2)
+            return WorkersEngine(ours.context, ours.layout, workers=2)
         case "stacked" | "ranks, stacked":
-            return StackedEngine(ours.room, ours.layout, device=CPU, size=3)
-    return SequentialEngine(ours.room, ours.layout, device=CPU)
+            return StackedEngine(ours.context, ours.layout, device=CPU, size=3)
+    return SequentialEngine(ours.context, ours.layout, device=CPU)
 
 
 def sums_of_ranks(name: str, store: Path, folder: Path, privacy: dict[str, Any]) -> list[NDArray[Any]]:
     torch.set_num_threads(1)
     with process_group(CPU) as processes:
         ours = small(store, folder / f"{processes.rank}.jsonl", privacy=privacy, **CHANCE)
-        clients = ClientsOverRanks(engine_of(name, ours), processes, seconds=ours.room.population.seconds)
-        if processes.first:
+        clients = ClientsOverRanks(engine_of(name, ours), processes, seconds=ours.context.population.seconds)
+        if processes.is_first:
             return [total.numpy() for total in sums(ours, clients)]
         for _ in COHORTS:
-            order: Any = processes.share(None)
+            order: Any = processes.broadcast_object(None)
             assert isinstance(order, RoundOrder)
             clients.take_part(order, ours.server.parameters_P, plan=ours.plan)
         return []
@@ -90,7 +90,7 @@ def sums_of_ranks(name: str, store: Path, folder: Path, privacy: dict[str, Any])
 def updates_alone(ours: Small) -> dict[int, tuple[Tensor, float]]:
     """Of each user by itself: the update and its weight."""
     found = {}
-    engine = SequentialEngine(ours.room, ours.layout, device=CPU)
+    engine = SequentialEngine(ours.context, ours.layout, device=CPU)
     for user in (*COHORT, NEWCOMER):
         (trained,) = engine.train(ours.server.parameters_P, [user], step=1)
         assert not isinstance(trained, Dropped)
@@ -144,7 +144,7 @@ def test_in_a_simulation_a_user_moves_the_sum_by_the_own_clipped_update_up_to_ro
 def test_in_a_stack_nobody_elses_update_hangs_on_a_newcomer(size: int, tones: Path, tmp_path: Path) -> None:
     """Though others stand elsewhere in the stacks, and beside others, than without it."""
     ours = small(tones, tmp_path / "ledger.jsonl", privacy=PRIVATE, **CHANCE)
-    engine = StackedEngine(ours.room, ours.layout, device=CPU, size=size)
+    engine = StackedEngine(ours.context, ours.layout, device=CPU, size=size)
     start = ours.model()
     with_newcomer, without = (
         {

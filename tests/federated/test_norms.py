@@ -26,12 +26,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def engines(ours: Small, *, one_step: bool) -> Iterator[tuple[str, Engine]]:
-    yield "sequential", SequentialEngine(ours.room, ours.layout, device=CPU)
-    yield "stacked", StackedEngine(ours.room, ours.layout, device=CPU, size=4)
-    yield "workers", WorkersEngine(ours.room, ours.layout, workers=2)
+    yield "sequential", SequentialEngine(ours.context, ours.layout, device=CPU)
+    yield "stacked", StackedEngine(ours.context, ours.layout, device=CPU, size=4)
+    yield "workers", WorkersEngine(ours.context, ours.layout, workers=2)
     if one_step:
-        yield "shared", SharedEngine(ours.room, ours.layout, device=CPU, summed=False)
-        yield "shared, several at once", SharedEngine(ours.room, ours.layout, device=CPU, summed=False, size=4)
+        yield "shared", SharedEngine(ours.context, ours.layout, device=CPU, summed=False)
+        yield "shared, several at once", SharedEngine(ours.context, ours.layout, device=CPU, summed=False, size=4)
 
 
 def norms_of(engine: Engine, ours: Small) -> dict[int, float]:
@@ -65,7 +65,7 @@ def test_engines_agree_where_clients_have_unequal_numbers_of_steps(tones: Path, 
 
 def test_a_round_tells_mean_and_spread_of_its_clients_gradients(tones: Path, tmp_path: Path) -> None:
     ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9)
-    norms = [*norms_of(SequentialEngine(ours.room, ours.layout, device=CPU), ours).values()]
+    norms = [*norms_of(SequentialEngine(ours.context, ours.layout, device=CPU), ours).values()]
     found = ours.figures(0).as_json(ours.plan)
     assert found["cohort"] == len(norms)
     assert found["gradient_norm"] == pytest.approx(np.mean(norms), rel=1e-6)
@@ -75,7 +75,7 @@ def test_a_round_tells_mean_and_spread_of_its_clients_gradients(tones: Path, tmp
 def test_clients_of_whom_only_a_sum_is_computed_have_no_gradient_to_tell_of(tones: Path, tmp_path: Path) -> None:
     local = {"local_steps": 1, "clip_gradients": math.inf}
     ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9, local=local, privacy={"clip_bound": math.inf})
-    ours.engine = SharedEngine(ours.room, ours.layout, device=CPU, summed=True)
+    ours.engine = SharedEngine(ours.context, ours.layout, device=CPU, summed=True)
     found = ours.figures(0).as_json(ours.plan)
     assert "gradient_norm" not in found
     assert found["pseudo_gradient_norm"] > 0  # type: ignore[operator]

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 from tests.federated.small import Small, furthest, small
+from tests.ranks import in_processes
 from tests.reference_round import Model
-from tests.several import in_processes
 
-from sottovoce.errors import InputError
-from sottovoce.federated.cohort import ClientsHere, CohortSum
+from sottovoce.base.errors import InputError
+from sottovoce.base.processes import Processes, process_group
+from sottovoce.data.store import Store
+from sottovoce.federated.cohort import CohortSum, LocalClients
 from sottovoce.federated.engines import StackedEngine
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
-from sottovoce.privacy.adaptive import AdaptiveClipping
-from sottovoce.processes import Processes, process_group
-from sottovoce.store import Store
+from sottovoce.privacy.clipping import AdaptiveClipping
 
 CPU = torch.device("cpu")
 WORLDS = (1, 2, 3)
@@ -70,20 +70,20 @@ def all_cases(store: Path, folder: Path) -> dict[str, Any]:
 def rounds(ours: Small, processes: Processes, *, stacked: bool, steps: int) -> dict[str, Any]:
     # In float64: who shares a stack depends on the dealing, and with it the order of sums.
     options: dict[str, Any] = {"device": CPU, "dtype": torch.float64, "size": 2}
-    inner: Any = StackedEngine(ours.room, ours.layout, **options) if stacked else ours.engine
-    over_ranks = ClientsOverRanks(inner, processes, seconds=ours.room.population.seconds)
-    clients = over_ranks if processes.several else ClientsHere(inner)
+    inner: Any = StackedEngine(ours.context, ours.layout, **options) if stacked else ours.engine
+    over_ranks = ClientsOverRanks(inner, processes, seconds=ours.context.population.seconds)
+    clients = over_ranks if processes.is_distributed else LocalClients(inner)
     start, first_P = ours.model(), ours.server.parameters_P.clone()
     ends, figures = [], []
     for step in range(steps):
         ours.server.parameters_P.copy_(first_P)  # no round begins with what another made of its rounding
-        if processes.first:
+        if processes.is_first:
             done = ours.round(step, clients=clients)
             assert done.private is not None
             figures.append(done.private.as_json(ours.plan) | {"audio_seconds": done.private.audio_seconds})
             ours.plan = ours.next_plan
         else:
-            order: Any = processes.share(None)
+            order: Any = processes.broadcast_object(None)
             assert isinstance(order, RoundOrder)
             over_ranks.take_part(order, ours.server.parameters_P, plan=ours.plan)
         ends.append(ours.model())
@@ -92,7 +92,7 @@ def rounds(ours: Small, processes: Processes, *, stacked: bool, steps: int) -> d
 
 def spoil(ours: Small) -> None:
     """The audio of three clients cannot be read; who gets them is up to the dealing."""
-    rows = {row for bad in BAD for row in ours.room.population.client(bad).utterances.tolist()}
+    rows = {row for bad in BAD for row in ours.context.population.client(bad).utterances.tolist()}
     whole = Store.samples
 
     def samples(self: Store, row: int) -> Any:
@@ -112,10 +112,10 @@ def sum_together(
     interrupted: Callable[[], bool] = lambda: False,
 ) -> CohortSum | None:
     """The sum over given clients, before the noise, in the first process; None in the others, who took part."""
-    clients = ClientsOverRanks(ours.engine, processes, seconds=ours.room.population.seconds)
-    if processes.first:
+    clients = ClientsOverRanks(ours.engine, processes, seconds=ours.context.population.seconds)
+    if processes.is_first:
         return clients.sum(ours.server.parameters_P, np.array(cohort), plan=ours.plan, step=step)
-    order: Any = processes.share(None)
+    order: Any = processes.broadcast_object(None)
     clients.take_part(order, ours.server.parameters_P, plan=ours.plan, interrupted=interrupted)
     return None
 

@@ -8,10 +8,10 @@ import torch
 from tests.federated.small import as_model
 from tests.reference_round import LAMB, SGD
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
-from sottovoce.seeds import torch_stream
 
 SHAPES = {"a": torch.zeros(3, 4), "b": torch.zeros(5)}
 LAYOUT = Layout.of(SHAPES)

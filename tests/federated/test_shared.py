@@ -15,25 +15,24 @@ import torch
 from numpy.typing import NDArray
 from tests.federated.small import CPU, EXACT, UNIT, Small, as_model, furthest, rounding, small
 from tests.federated.test_stacked import relative, updates_of
+from tests.ranks import in_processes
 from tests.reference_round import Model, plus, times
-from tests.several import in_processes
 
-from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
-from sottovoce.errors import BrokenPromise, InputError
+from sottovoce.base.errors import InputError, InvariantError
+from sottovoce.base.processes import process_group
+from sottovoce.base.seeds import torch_stream
+from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
 from sottovoce.federated.client import Proximal
-from sottovoce.federated.cohort import ClientsHere
-from sottovoce.federated.engines import SequentialEngine, SharedEngine, Together
+from sottovoce.federated.client_stream import StreamPositions, StreamSettings
+from sottovoce.federated.cohort import LocalClients
+from sottovoce.federated.engines import JointlyTrained, SequentialEngine, SharedEngine
 from sottovoce.federated.engines.shared import NOT_FINITE
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
-from sottovoce.federated.time_line import TimeLine
-from sottovoce.federated.turns import Turns
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import REGISTERED, find_family
-from sottovoce.models.trainable import parse_part, split
+from sottovoce.models.trainable import parse_part, split_parameters
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Weighting
-from sottovoce.processes import process_group
-from sottovoce.seeds import torch_stream
 
 EVERYBODY = np.arange(9)
 FREE: dict[str, Any] = {"weighting": "utterances", "clip_bound": math.inf, "noise_multiplier": 0.0}
@@ -47,7 +46,7 @@ FEDSGD: dict[str, Any] = {
         "clip_gradients": math.inf,
         "spec_augment": SpecAugmentSettings(),
         "narrow_band": NarrowBandSettings(),
-        "time_line": TimeLine(),
+        "time_line": StreamSettings(),
     },
     "privacy": FREE,
     "cohort_size": 9,
@@ -66,15 +65,14 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 def shared_engine(ours: Small, *, dtype: torch.dtype = torch.float64, size: int | None = 4) -> SharedEngine:
-    summed = not ours.plan.bounds_updates and math.isinf(ours.room.local.clip_gradients)
+    summed = not ours.plan.bounds_updates and math.isinf(ours.context.local.clip_gradients)
     return SharedEngine(
-        ours.room,
+        ours.context,
         ours.layout,
         device=CPU,
         dtype=dtype,
         summed=summed,
         size=size,
-        weighting=ours.plan.settings.weighting,
     )
 
 
@@ -121,11 +119,11 @@ def mean_gradient(ours: Small, *, step: int) -> tuple[Model, Model]:
     """Σ (n_k/n)·g_k at the server's model, and how far float32 sums of it may be off."""
     theta, utterances, gradients = ours.model(), [], []
     for index in range(9):
-        speech = ours.room.speech(ours.room.population.client(index))
-        turns = ours.room.turns(speech)
-        if step < len(turns):
-            utterances.append(len(turns[step][0].rows))
-            (gradient,) = ours.gradients(index, step=step, turn=step)
+        speech = ours.context.speech(ours.context.population.client(index))
+        positions = ours.context.stream_parts(speech)
+        if step < len(positions):
+            utterances.append(len(positions[step][0].rows))
+            (gradient,) = ours.gradients(index, step=step, position=step)
             gradients.append(gradient(theta))
     assert len(set(utterances)) > 1, "all clients have equal weights"
     mean = times(theta, 0.0)
@@ -149,11 +147,11 @@ def test_a_round_equals_one_central_adam_step(engine: str, family: str, tones: P
     ours = small(tones, tmp_path / "ledger.jsonl", family=family, dtype=torch.float64, server=server, **FEDSGD)
     if engine == "shared":
         ours.engine = shared_engine(ours)
-    central, turns = Interval(lr=1e-5), Turns(9)
+    central, positions = Interval(lr=1e-5), StreamPositions(9)
     for step in range(2):
         low, high = central.step(ours.model(), *mean_gradient(ours, step=step))
         before = ours.model()
-        ours.round(step, turns=turns)
+        ours.round(step, positions=positions)
         after = ours.model()
         assert max(np.abs(after[name] - before[name]).max() for name in after) > 0.5e-5, "it has hardly moved"
         for name in after:
@@ -184,10 +182,10 @@ def test_one_batch_sums_to_what_single_updates_do(weighting: str, family: str, t
     case = FEDSGD | {"privacy": privacy, "model": {"dropout": 0.2} if "dropout" in known else {}}
     ours = small(tones, tmp_path / "ledger.jsonl", family=family, dtype=torch.float64, **case)
     engine = shared_engine(ours)
-    assert all(isinstance(part, Together) for part in engine.train(ours.server.parameters_P, [0, 1], step=0))
+    assert all(isinstance(part, JointlyTrained) for part in engine.train(ours.server.parameters_P, [0, 1], step=0))
     server_P, start = ours.server.parameters_P, ours.model()
     ends = []
-    for clients in (ClientsHere(engine), ClientsHere(ours.engine)):
+    for clients in (LocalClients(engine), LocalClients(ours.engine)):
         summed = clients.sum(server_P, EVERYBODY, plan=ours.plan, step=1)
         ends.append(as_model(ours.layout, server_P - summed.total / summed.denominator))
         assert summed.diagnostics is not None
@@ -202,11 +200,11 @@ def sum_over_ranks(store: Path, folder: Path) -> NDArray[Any] | None:
     torch.set_num_threads(1)
     with process_group(CPU) as processes:
         ours = small(store, folder / f"{processes.rank}.jsonl", dtype=torch.float64, **FEDSGD)
-        clients = ClientsOverRanks(shared_engine(ours), processes, seconds=ours.room.population.seconds)
-        if processes.first:
+        clients = ClientsOverRanks(shared_engine(ours), processes, seconds=ours.context.population.seconds)
+        if processes.is_first:
             summed = clients.sum(ours.server.parameters_P, EVERYBODY, plan=ours.plan, step=1)
             return (summed.total / summed.denominator).numpy()
-        order = processes.share(None)
+        order = processes.broadcast_object(None)
         assert isinstance(order, RoundOrder)
         clients.take_part(order, ours.server.parameters_P, plan=ours.plan)
         return None
@@ -215,7 +213,7 @@ def sum_over_ranks(store: Path, folder: Path) -> NDArray[Any] | None:
 def test_ranks_add_up_their_batches(tones: Path, tmp_path: Path) -> None:
     ours = small(tones, tmp_path / "here.jsonl", dtype=torch.float64, **FEDSGD)
     server_P = ours.server.parameters_P
-    here = ClientsHere(ours.engine).sum(server_P, EVERYBODY, plan=ours.plan, step=1)
+    here = LocalClients(ours.engine).sum(server_P, EVERYBODY, plan=ours.plan, step=1)
     found = torch.from_numpy(in_processes(2, sum_over_ranks, tones, tmp_path)[0])
     models = [as_model(ours.layout, server_P - mean_P) for mean_P in (here.total / here.denominator, found)]
     assert furthest(models[1], models[0], ours.model()) < 1
@@ -225,17 +223,20 @@ def test_ranks_add_up_their_batches(tones: Path, tmp_path: Path) -> None:
 def test_a_part_is_trained_as_alone(summed: bool, tones: Path, tmp_path: Path) -> None:
     ours = small(tones, tmp_path / "ledger.jsonl", dtype=torch.float64, **FEDSGD)
     parameters = dict(ours.layout.views(ours.server.parameters_P))
-    options: dict[str, Any] = {"corrected": ours.room.family.corrected, "generator": torch_stream(3, "low rank")}
-    part = split(parse_part("lora(r=2), blocks.00.mlp.*"), parameters, **options)
-    layout, room = Layout.of(part.initial), replace(ours.room, frozen=part.frozen)
+    options: dict[str, Any] = {
+        "is_lora_target": ours.context.family.transfer.is_lora_target,
+        "generator": torch_stream(3, "low rank"),
+    }
+    part = split_parameters(parse_part("lora(r=2), blocks.00.mlp.*"), parameters, **options)
+    layout, context = Layout.of(part.initial), replace(ours.context, frozen=part.frozen)
     plan, server_P = Plan(ours.plan.settings, layout), layout.flatten(part.initial)
-    common: dict[str, Any] = {"device": CPU, "dtype": torch.float64, "weighting": plan.settings.weighting}
+    common: dict[str, Any] = {"device": CPU, "dtype": torch.float64}
     sums = []
     for engine in (
-        SequentialEngine(room, layout, **common),
-        SharedEngine(room, layout, summed=summed, size=4, **common),
+        SequentialEngine(context, layout, **common),
+        SharedEngine(context, layout, summed=summed, size=4, **common),
     ):
-        found = ClientsHere(engine).sum(server_P, EVERYBODY, plan=plan, step=1)
+        found = LocalClients(engine).sum(server_P, EVERYBODY, plan=plan, step=1)
         sums.append(as_model(layout, server_P - found.total / found.denominator))
     assert furthest(sums[1], sums[0], as_model(layout, server_P)) < 1
 
@@ -250,7 +251,7 @@ def test_a_client_whose_numbers_are_not_finite_spoils_nobody_else(
     ours = small(tones, tmp_path / "ledger.jsonl", dtype=torch.float64, **FEDSGD)
     engine = shared_engine(ours, size=size)
     server_P, others = ours.server.parameters_P, EVERYBODY[EVERYBODY != 5]
-    expected = ClientsHere(engine).sum(server_P, others, plan=ours.plan, step=1)
+    expected = LocalClients(engine).sum(server_P, others, plan=ours.plan, step=1)
     losses = engine._losses
 
     def spoilt(members: Any, parameters: Any) -> torch.Tensor:
@@ -258,7 +259,7 @@ def test_a_client_whose_numbers_are_not_finite_spoils_nobody_else(
         return losses(members, parameters) * mine
 
     monkeypatch.setattr(engine, "_losses", spoilt)
-    found = ClientsHere(engine).sum(server_P, EVERYBODY, plan=ours.plan, step=1)
+    found = LocalClients(engine).sum(server_P, EVERYBODY, plan=ours.plan, step=1)
     assert found.diagnostics is not None
     assert found.diagnostics.dropped == {NOT_FINITE: 1}
     # It weighs as it does where it is trained alone: its update counts as zero, its utterances as said.
@@ -271,8 +272,8 @@ def test_a_client_whose_numbers_are_not_finite_spoils_nobody_else(
 def test_who_cannot_be_read_is_dropped_and_the_others_go_on(tones: Path, tmp_path: Path) -> None:
     ours = small(tones, tmp_path / "ledger.jsonl", dtype=torch.float64, **FEDSGD)
     engine = shared_engine(ours)
-    turns = np.where(EVERYBODY == 3, 99, 0)
-    found = ClientsHere(engine).sum(ours.server.parameters_P, EVERYBODY, plan=ours.plan, step=1, turns=turns)
+    positions = np.where(EVERYBODY == 3, 99, 0)
+    found = LocalClients(engine).sum(ours.server.parameters_P, EVERYBODY, plan=ours.plan, step=1, positions=positions)
     assert found.diagnostics is not None
     assert found.diagnostics.dropped.total() == 1
 
@@ -280,9 +281,9 @@ def test_who_cannot_be_read_is_dropped_and_the_others_go_on(tones: Path, tmp_pat
 def test_a_sum_that_nobody_clipped_is_no_private_plans(tones: Path, tmp_path: Path) -> None:
     privacy = {"noise_multiplier": 0.7, "clip_bound": 0.2}
     ours = small(tones, tmp_path / "ledger.jsonl", **FEDSGD | {"privacy": privacy})
-    engine = SharedEngine(ours.room, ours.layout, device=CPU, summed=True)
-    with pytest.raises(BrokenPromise, match="a sum of updates that nobody has clipped"):
-        ClientsHere(engine).sum(ours.server.parameters_P, EVERYBODY, plan=ours.plan, step=0)
+    engine = SharedEngine(ours.context, ours.layout, device=CPU, summed=True)
+    with pytest.raises(InvariantError, match="a sum of updates that nobody has clipped"):
+        LocalClients(engine).sum(ours.server.parameters_P, EVERYBODY, plan=ours.plan, step=0)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], Weighting, str]] = {
@@ -302,18 +303,18 @@ def test_what_is_not_one_gradient_is_refused(name: str, tones: Path, tmp_path: P
     local, weighting, words = REFUSED[name]
     ours = small(tones, tmp_path / "ledger.jsonl", **FEDSGD | {"local": FEDSGD["local"] | local})
     with pytest.raises(InputError, match=words):
-        SharedEngine(ours.room, ours.layout, device=CPU, summed=True, weighting=weighting)
+        SharedEngine(replace(ours.context, weighting=weighting), ours.layout, device=CPU, summed=True)
 
 
 def test_statistics_are_no_gradients(tones: Path, tmp_path: Path) -> None:
     ours = small(tones, tmp_path / "ledger.jsonl", family="crdnn", **FEDSGD | {"model": {"norm": "batch"}})
     with pytest.raises(InputError, match="family=crdnn keep statistics here"):
-        SharedEngine(ours.room, ours.layout, device=CPU, summed=True)
+        SharedEngine(ours.context, ours.layout, device=CPU, summed=True)
 
 
 def test_a_proximal_term_pulls_at_nothing_in_the_first_step(tones: Path, tmp_path: Path) -> None:
     local = FEDSGD["local"] | {"proximal": Proximal(mu=0.5)}
     ours = small(tones, tmp_path / "ledger.jsonl", dtype=torch.float64, **FEDSGD | {"local": local})
-    alone = SequentialEngine(ours.room, ours.layout, device=CPU, dtype=torch.float64)
+    alone = SequentialEngine(ours.context, ours.layout, device=CPU, dtype=torch.float64)
     plain = small(tones, tmp_path / "plain.jsonl", dtype=torch.float64, **FEDSGD)
     assert max(relative(updates_of(alone, ours), updates_of(plain.engine, plain)).values()) < EXACT

@@ -11,12 +11,12 @@ from sottovoce.federated.engines import Dropped
 SILOS = 4
 PEOPLE = {"clients": "silo", "silos": SILOS}
 # Everything random switched on: streams must be those of the silo, whoever is in the others.
-RANDOM = {"model": {"dropout": 0.3, "layer_drop": 0.5}, "local": {"layerdrop_group": 2}}
+RANDOM = {"model": {"dropout": 0.3, "layer_drop": 0.5}}
 
 
 def updates(ours: Small) -> dict[str, torch.Tensor]:
     """Each silo's clipped update; zero where there is nothing to train on."""
-    population = ours.room.population
+    population = ours.context.population
     found = {population.client(index).id: ours.plan.new_total() for index in range(len(population))}
     for trained in ours.engine.train(ours.server.parameters_P, range(len(population)), step=0):
         if not isinstance(trained, Dropped):
@@ -31,8 +31,8 @@ def test_a_speaker_who_leaves_moves_their_own_silo_alone(tmp_path: Path) -> None
         small(tmp_path / name, tmp_path / f"{name}.jsonl", people=PEOPLE, **RANDOM) for name in ("everybody", "without")
     )
     names = {
-        client.id: {here.room.store.user(row).name for row in client.speakers.tolist()}
-        for client in here.room.population
+        client.id: {here.context.store.user(row).name for row in client.speakers.tolist()}
+        for client in here.context.population
     }
     before, after = updates(here), updates(there)
     assert before.keys() == after.keys() == {f"silo-{number}" for number in range(SILOS)}
@@ -42,7 +42,7 @@ def test_a_speaker_who_leaves_moves_their_own_silo_alone(tmp_path: Path) -> None
 
 def test_an_empty_silo_sends_a_zero_update(tones: Path, tmp_path: Path) -> None:
     ours = small(tones, tmp_path / "ledger.jsonl", people=PEOPLE | {"silos": 40}, cohort_size=40)
-    empty = ours.room.population.left_out.clients_without_speech
+    empty = ours.context.population.left_out.clients_without_speech
     assert ours.plan.settings.population_size == 40
     done = ours.figures(0)
     assert done.cohort == 40  # everybody: S = K

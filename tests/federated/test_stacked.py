@@ -13,9 +13,10 @@ from tests.federated.small import CPU, EXACT, Small, rounding, small
 from tests.federated.trouble import Trouble
 from torch import Tensor
 
-from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
-from sottovoce.federated.client import ClientRoom, LoadedClient, Proximal
-from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine, stacked
+from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
+from sottovoce.federated.client import ClientContext, LoadedClient, Proximal
+from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
+from sottovoce.federated.engines import engine as engine_module
 
 EVERYBODY = range(9)
 
@@ -29,20 +30,19 @@ def stacked_of(
     *,
     size: int = 4,
     full: bool = False,
-    room: ClientRoom | None = None,
+    context: ClientContext | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
 ) -> StackedEngine:
     """Nine clients in stacks of four: full ones, and one that is not."""
-    assert ours.room.family.stacked is not None
+    assert ours.context.family.stacking.stacked is not None
     return StackedEngine(
-        room or ours.room,
+        context or ours.context,
         ours.layout,
-        stacked=replace(ours.room.family.stacked, full=full),
+        stacked=replace(ours.context.family.stacking.stacked, full=full),
         device=device,
         dtype=dtype,
         size=size,
-        weighting=ours.plan.settings.weighting,
     )
 
 
@@ -64,7 +64,6 @@ CASES: dict[str, dict[str, Any]] = {
         "local": {"local_epochs": 2, "batch_utterances": 3, "order": "ascending", "batch_seconds": 10.0}
     },
     "each its own layers dropped": {"model": {"layers": 4, "layer_drop": 0.5}},
-    "layers dropped together": {"model": {"layers": 4, "layer_drop": 0.5}, "local": {"layerdrop_group": 4}},
     "post-norm": {"model": {"norm": "post"}},
     "FedProx, epochs": {"local": {"local_epochs": 2, "proximal": Proximal(name="fedprox", mu=0.5)}},
     "FedProx, not squared": {"local": {"local_steps": 3, "proximal": Proximal(name="distance", mu=0.3)}},
@@ -109,7 +108,7 @@ def test_updates_are_those_of_clients_trained_one_by_one(
 
 
 def test_a_step_less_of_one_client_is_seen(tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = stacked.load_client
+    whole = engine_module.load_client
 
     def cut_short(*given: Any, **named: Any) -> LoadedClient:
         own = whole(*given, **named)
@@ -117,7 +116,7 @@ def test_a_step_less_of_one_client_is_seen(tones: Path, tmp_path: Path, monkeypa
 
     ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9, dtype=torch.float64)
     expected = updates_of(ours.engine, ours)
-    monkeypatch.setattr(stacked, "load_client", cut_short)
+    monkeypatch.setattr(engine_module, "load_client", cut_short)
     apart = relative(updates_of(stacked_of(ours, dtype=torch.float64), ours), expected)
     assert apart.pop(5) > 1e6 * EXACT
     assert max(apart.values()) < EXACT
@@ -125,7 +124,7 @@ def test_a_step_less_of_one_client_is_seen(tones: Path, tmp_path: Path, monkeypa
 
 def test_the_cases_have_clients_of_unequal_size(tones: Path, tmp_path: Path) -> None:
     ours = small(tones, tmp_path / "ledger.jsonl", people={"max_seconds": 3.0}, cohort_size=9)
-    assert len({len(ours.room.speech(client).rows) for client in ours.room.population}) > 1
+    assert len({len(ours.context.speech(client).rows) for client in ours.context.population}) > 1
 
 
 @pytest.mark.parametrize("name", test_round.CASES)
@@ -155,7 +154,7 @@ def test_on_cuda_dropout_is_the_same_in_distribution(tones: Path, tmp_path: Path
         cohort_size=9,
     )
     drawn = {}
-    alone = SequentialEngine(ours.room, ours.layout, device=CUDA)
+    alone = SequentialEngine(ours.context, ours.layout, device=CUDA)
     for name, engine in (("one by one", alone), ("stacked", stacked_of(ours, size=3, device=CUDA))):
         per_round = [updates_of(engine, ours, step=step, clients=clients, device=CUDA) for step in range(rounds)]
         drawn[name] = torch.stack([torch.stack([own[client] for client in clients]) for own in per_round]).double()
@@ -193,13 +192,13 @@ def test_a_client_that_is_not_finite_spoils_its_own_row_only(tones: Path, tmp_pa
     """Bit for bit: the other rows are as if its numbers were fine."""
     bad = 3
     ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9)
-    spoiling = test_engines.hearing(ours.room, bad, test_engines.not_finite)
-    whole, spoilt = (updates_of(stacked_of(ours, size=9, room=room), ours) for room in (None, spoiling))
+    spoiling = test_engines.hearing(ours.context, bad, test_engines.not_finite)
+    whole, spoilt = (updates_of(stacked_of(ours, size=9, context=context), ours) for context in (None, spoiling))
     assert spoilt[bad].isnan().any()
     for client in set(EVERYBODY) - {bad}:
         assert torch.equal(spoilt[client], whole[client])
 
-    ours.engine = stacked_of(ours, size=9, room=spoiling)  # type: ignore[assignment]
+    ours.engine = stacked_of(ours, size=9, context=spoiling)  # type: ignore[assignment]
     figures = ours.figures(0).as_json(ours.plan)
     assert (figures["cohort"], figures["non_finite"], figures["dropped"]) == (9, 1, {})
     assert ours.server.parameters_P.isfinite().all()
@@ -231,8 +230,8 @@ def test_a_client_that_fails_in_training_is_dropped_and_its_stack_goes_on(tones:
     """As in a release: the stack is trained in halves until the bad one is alone."""
     ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9, dtype=torch.float64)
     expected = updates_of(ours.engine, ours)
-    known = {field.name: getattr(ours.room, field.name) for field in fields(ours.room)}
-    ours.room = Trouble(**known | {"forgiving": True}, accidents={test_engines.BAD: "in training"})
+    known = {field.name: getattr(ours.context, field.name) for field in fields(ours.context)}
+    ours.context = Trouble(**known | {"forgiving": True}, accidents={test_engines.BAD: "in training"})
     found: dict[int, Tensor] = {}
     dropped: list[int] = []
     for result in stacked_of(ours, size=9, dtype=torch.float64).train(ours.server.parameters_P, EVERYBODY, step=0):

@@ -57,7 +57,7 @@ def test_an_update_holds_what_was_seen_whatever_the_learning_rate(tones: Path, t
 def test_workers_move_statistics_as_the_sequential_engine_does(tones: Path, tmp_path: Path) -> None:
     ours = small(tones, tmp_path / "ledger.jsonl", family="crdnn", model=BATCH_NORM)
     expected = updates_of(ours.engine, ours)
-    with closing(WorkersEngine(ours.room, ours.layout, workers=2)) as engine:
+    with closing(WorkersEngine(ours.context, ours.layout, workers=2)) as engine:
         found = updates_of(engine, ours)
     assert all(torch.equal(found[client], expected[client]) for client in expected)
     assert isinstance(ours.engine, SequentialEngine)

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.federated.small import CPU, Small, as_model, furthest, loaded_client, small, update_of
 
-from sottovoce.config import Federation
-from sottovoce.errors import InputError
-from sottovoce.evaluation.recognise import recognise
-from sottovoce.evaluation.wer import word_error_rate
+from sottovoce.base.errors import InputError
+from sottovoce.config import FederationSettings
+from sottovoce.evaluation.error_rates import compute_wer
+from sottovoce.evaluation.recognise import recognise_utterances
 from sottovoce.federated.client import train_locally
 from sottovoce.federated.engines import Engine, StackedEngine, Trained
-from sottovoce.federated.heard_before import HeardBefore
+from sottovoce.federated.feature_cache import FeatureCache
 from sottovoce.federated.weighting import ClientFigures, WeightedSum
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings, Weighting
@@ -158,9 +158,10 @@ def test_stacks_measure_what_clients_measure_one_by_one(weighting: Weighting, to
     """In float64: losses but for the order of sums, and the same words."""
     privacy = {"weighting": weighting}
     ours = small(tones, tmp_path / "l.jsonl", privacy=privacy, cohort_size=9, dtype=torch.float64, **MEASURED)
-    options: dict[str, Any] = {"device": CPU, "dtype": torch.float64, "weighting": weighting}
+    options: dict[str, Any] = {"device": CPU, "dtype": torch.float64}
     alone, stacked = (
-        measured_by(engine, ours) for engine in (ours.engine, StackedEngine(ours.room, ours.layout, size=4, **options))
+        measured_by(engine, ours)
+        for engine in (ours.engine, StackedEngine(ours.context, ours.layout, size=4, **options))
     )
     assert alone.keys() == stacked.keys() == set(range(9))
     for client, own in alone.items():
@@ -181,10 +182,10 @@ def measured_by(engine: Engine, ours: Small) -> dict[int, ClientFigures]:
 def test_the_loss_as_released_is_that_of_the_last_local_epoch(tones: Path, tmp_path: Path) -> None:
     """A client's steps one by one: half of them are its second epoch."""
     ours = small(tones, tmp_path / "l.jsonl", privacy={"weighting": "loss_released"}, cohort_size=9, **MEASURED)
-    loaded = loaded_client(ours.room, 3, step=0)
-    heard = loaded.hear(HeardBefore(0), ours.room, dtype=torch.float32)
-    weights = Weights(ours.layout, ours.room.local.built_optimiser(), device=CPU, dtype=torch.float32)
-    losses_L, _ = train_locally(weights, loaded, heard, ours.room, server_P=ours.server.parameters_P)
+    loaded = loaded_client(ours.context, 3, step=0)
+    heard = loaded.extract_features(FeatureCache(0), ours.context, dtype=torch.float32)
+    weights = Weights(ours.layout, ours.context.local.built_optimiser(), device=CPU, dtype=torch.float32)
+    losses_L, _ = train_locally(weights, loaded, heard, ours.context, server_P=ours.server.parameters_P)
     assert len(losses_L) >= 4
     last = losses_L[len(losses_L) // 2 :]
     assert measured_by(ours.engine, ours)[3].loss == float(last.mean()) != float(losses_L.mean())
@@ -193,15 +194,15 @@ def test_the_loss_as_released_is_that_of_the_last_local_epoch(tones: Path, tmp_p
 
 def test_the_wer_as_released_is_that_of_the_same_speech_for_all(tones: Path, tmp_path: Path) -> None:
     ours = small(tones, tmp_path / "l.jsonl", privacy={"weighting": "wer_released"}, cohort_size=9, **MEASURED)
-    shared = ours.room.shared_dev
+    shared = ours.context.shared_dev
     assert shared is not None
-    assert not set(shared.rows.tolist()) & set(ours.room.population.utterance_rows().tolist())
+    assert not set(shared.rows.tolist()) & set(ours.context.population.utterance_rows().tolist())
     (trained,) = ours.engine.train(ours.server.parameters_P, [3], step=0)
     assert isinstance(trained, Trained)
-    room = ours.room
+    context = ours.context
     local = ours.layout.views(ours.server.parameters_P - trained.update)
-    model = Recogniser(room.family, room.model, room.tokens, dict(local), shared.store.language)
-    assert trained.figures[0].wer == word_error_rate(shared.texts, recognise(model, shared.store, shared.rows))
+    model = Recogniser(context.family, context.model, context.tokens, dict(local), shared.store.language)
+    assert trained.figures[0].wer == compute_wer(shared.texts, recognise_utterances(model, shared.store, shared.rows))
 
 
 @pytest.mark.parametrize(
@@ -220,4 +221,4 @@ def test_recipes_without_what_weights_are_measured_by_are_refused(changes: dict[
         "server": {"optimiser": {"name": "sgd"}, "schedule": {"name": "constant", "lr": 1}},
     }
     with pytest.raises(ValueError, match=words):
-        Federation(**federation | changes)
+        FederationSettings(**federation | changes)

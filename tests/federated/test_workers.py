@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
@@ -11,19 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.federated.small import CPU, Small, small, small_room
+from tests.federated.small import CPU, Small, small, small_context
 from tests.federated.trouble import Trouble
 
-from sottovoce.audio.augment import SpecAugmentSettings
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.data.audio.augment import SpecAugmentSettings
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, Trained, shared_memory, workers
-from sottovoce.federated.engines.worker import Job
-from sottovoce.federated.engines.workers import WorkersEngine, most_work_first
+from sottovoce.federated.engines.workers import Job, WorkersEngine, most_work_first
 
 EVERYBODY = range(9)
 RANDOM: dict[str, Any] = {  # everything that chance decides, clients of unequal size, and weights that ask for most
     "model": {"dropout": 0.2, "layer_drop": 0.4},
-    "local": {"local_epochs": 2, "spec_augment": SpecAugmentSettings(), "layerdrop_group": 2},
+    "local": {"local_epochs": 2, "spec_augment": SpecAugmentSettings()},
     "people": {"holdout": 0.25},
     "privacy": {"weighting": "wer"},
     "cohort_size": 9,
@@ -53,10 +53,12 @@ def trained(engine: Engine, ours: Small, *, step: int = 0) -> tuple[Updates, dic
 
 
 def workers_of(ours: Small, *, accidents: Mapping[int, str] | None = None, workers: int = 2) -> WorkersEngine:
-    room: Any = ours.room
+    context: Any = ours.context
     if accidents is not None:
-        room = Trouble(**{field.name: getattr(room, field.name) for field in fields(room)}, accidents=accidents)
-    return WorkersEngine(room, ours.layout, weighting=ours.plan.settings.weighting, workers=workers)
+        context = Trouble(
+            **{field.name: getattr(context, field.name) for field in fields(context)}, accidents=accidents
+        )
+    return WorkersEngine(context, ours.layout, workers=workers)
 
 
 def test_updates_have_the_bits_of_the_sequential_engine(three: WorkersEngine, tones: Path, tmp_path: Path) -> None:
@@ -97,10 +99,10 @@ class MostWorkFirst(SequentialEngine):
     """One process, in the order of the workers."""
 
     def train(
-        self, server_P: torch.Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+        self, server_P: torch.Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
     ) -> Iterator[Trained | Dropped]:
-        assert turns is None
-        return super().train(server_P, most_work_first(self._room, cohort), step=step)
+        assert positions is None
+        return super().train(server_P, most_work_first(self._context, cohort), step=step)
 
 
 def test_rounds_have_the_bits_of_one_process(three: WorkersEngine, tones: Path, tmp_path: Path) -> None:
@@ -108,7 +110,7 @@ def test_rounds_have_the_bits_of_one_process(three: WorkersEngine, tones: Path, 
     models = []
     for name in ("workers", "one process"):
         ours = small(tones, tmp_path / f"{name}.jsonl", **RANDOM)
-        alone = MostWorkFirst(ours.room, ours.layout, device=CPU, weighting=ours.plan.settings.weighting)
+        alone = MostWorkFirst(ours.context, ours.layout, device=CPU)
         ours.engine = alone if name == "one process" else three  # type: ignore[assignment]
         for step in range(3):
             assert ours.figures(step).cohort == 9
@@ -153,14 +155,14 @@ def test_workers_start_and_work_through_signals_and_end_with_the_engine(tones: P
     """The process that has the engine finishes its round on SIGINT and SIGTERM, which may go to all of them."""
     ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9)
     engine = workers_of(ours)
-    processes = [worker.process.pid for worker in engine._workers]
+    processes = [child.process.pid for child in engine._pool._children]
     for step in (0, 1):  # first while they start
         for process in processes:
             os.kill(process, signal.SIGINT)
             os.kill(process, signal.SIGTERM)
         updates, dropped = trained(engine, ours, step=step)
         assert (len(updates), dropped) == (9, {})
-    assert [worker.process.pid for worker in engine._workers] == processes
+    assert [child.process.pid for child in engine._pool._children] == processes
     del engine
     assert not any(Path(f"/proc/{process}").exists() for process in processes)
 
@@ -170,11 +172,12 @@ def test_workers_end_when_the_engines_process_is_gone(tones: Path, tmp_path: Pat
     ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9)
     with closing(workers_of(ours)) as engine:
         trained(engine, ours)
-        busy, idle = engine._workers
-        busy.connection.send(Job(0, 1, slot=1))
-        for worker in (busy, idle):
-            worker.connection.close()
-            assert worker.process.wait() == 0
+        busy, idle = engine._pool._children
+        busy.connection.send((workers._train_job, (Job(0, 1, slot=1),)))
+        for child in (busy, idle):
+            child.connection.close()
+            assert isinstance(child.process, subprocess.Popen)
+            assert child.process.wait() == 0
 
 
 def test_a_worker_ends_with_the_engines_process_even_in_the_middle_of_a_client(
@@ -184,27 +187,28 @@ def test_a_worker_ends_with_the_engines_process_even_in_the_middle_of_a_client(
     monkeypatch.setenv("STUCK", str(tmp_path / "pipe"))
     ours = small(tones, tmp_path / "ledger.jsonl")
     with closing(workers_of(ours, accidents={0: "stuck"}, workers=1)) as engine:
-        (worker,) = engine._workers
-        worker.connection.send(Job(0, 1, slot=1))
+        (child,) = engine._pool._children
+        child.connection.send((workers._train_job, (Job(0, 1, slot=1),)))
         with (tmp_path / "pipe").open("rb") as training:
             assert training.read(1) == b"."
-            worker.connection.close()
-            assert worker.process.wait() == 0
+            child.connection.close()
+            assert isinstance(child.process, subprocess.Popen)
+            assert child.process.wait() == 0
 
 
 def test_a_store_prepared_anew_is_refused(tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = small(tones, tmp_path / "ledger.jsonl")
-    monkeypatch.setattr(ours.room.store, "digest", "another")
+    monkeypatch.setattr(ours.context.store, "digest", "another")
     with closing(workers_of(ours, workers=1)) as engine, pytest.raises(InputError, match="prepared anew"):
         trained(engine, ours)
 
 
 def test_who_works_through_most_speech_comes_first(tones: Path) -> None:
-    epochs = small_room(tones, local={"local_epochs": 1})
+    epochs = small_context(tones, local={"local_epochs": 1})
     seconds = epochs.population.seconds[most_work_first(epochs, EVERYBODY)]
     assert (np.diff(seconds) <= 0).all()
     assert len(set(seconds.tolist())) > 1
-    steps = small_room(tones, local={"local_steps": 1, "batch_seconds": 0.9})  # everybody fills a batch
+    steps = small_context(tones, local={"local_steps": 1, "batch_seconds": 0.9})  # everybody fills a batch
     assert most_work_first(steps, [3, 8, 1]) == [3, 8, 1]
 
 

@@ -1,4 +1,4 @@
-"""A room in which some clients have accidents: in a module of its own, because worker processes import it by name."""
+"""A context in which some clients have accidents: a module of its own, because worker processes import it by name."""
 
 import os
 import signal
@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sottovoce.errors import InputError
-from sottovoce.federated.client import ClientRoom
+from sottovoce.base.errors import InputError
+from sottovoce.data.loading import Speech
+from sottovoce.data.population import Client
+from sottovoce.federated.client import ClientContext
 from sottovoce.models.family import StepDraws
-from sottovoce.models.speech import Speech
-from sottovoce.users.population import Client
 
 
 @dataclass(frozen=True, eq=False)
-class Trouble(ClientRoom):
+class Trouble(ClientContext):
     """`accidents` says by client what happens: it cannot be read, its process is killed, we have a bug, or it never
     comes to an end, which a byte in the named pipe $STUCK tells. A bug may show when the client is planned (in a thread
     of its own) or only while it is trained."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.models.crdnn.settings import Settings, parameter_shapes
-from sottovoce.models.crdnn.speechbrain import their_name
+from sottovoce.models.speechbrain import their_name
 
 FILE = Path(__file__).parent / "crdnn.json"
 SETTINGS = Settings(

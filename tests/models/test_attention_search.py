@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from tests.models.toy_decoder import Toy, plain_greedy, score_of
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models import attention_search, ctc_prefix
-from sottovoce.models.attention_search import END, GREEDY, JUMP_COST, AttentionDecoder, Found, Search, search
+from sottovoce.models.attention_search import END, GREEDY, JUMP_COST, AttentionDecoder, SearchOptions, search_attention
+from sottovoce.models.decoding import Hypothesis
 
-PLAIN = Search(width=1, temperature=1.0, end_threshold=None, longest_shift=None, normalised=False)
+PLAIN = SearchOptions(width=1, temperature=1.0, end_threshold=None, longest_shift=None, normalised=False)
 LENGTHS = [7, 3, 0, 12, 1]
 
 
@@ -30,7 +31,7 @@ def emissions(seed: int, frames: int, outputs: int, utterances: int = len(LENGTH
 def test_width_one_is_greedy(seed: int, end: float) -> None:
     toy = Toy(outputs=6, size=8, seed=seed, end=end)
     decoder, (memory_UTD, lengths_U) = toy.decoder(), toy.memory(LENGTHS)
-    found = search(decoder, memory_UTD, lengths_U, how=GREEDY)
+    found = search_attention(decoder, memory_UTD, lengths_U, how=GREEDY)
     expected = plain_greedy(decoder, memory_UTD, lengths_U)
     assert [(texts[0].tokens, texts[0].frames) for texts in found] == expected
     assert [texts[0].ended for texts in found] == [
@@ -58,7 +59,7 @@ def test_no_beam_is_worse_than_greedy(seed: int, how: dict[str, Any], width: int
     memory_UTD, lengths_U = toy.memory(LENGTHS)
     ctc = emissions(seed, max(LENGTHS), 5)
     one, many = (
-        search(toy.decoder(), memory_UTD, lengths_U, ctc_log_probs_UTV=ctc, how=Search(width=n, **how))
+        search_attention(toy.decoder(), memory_UTD, lengths_U, ctc_log_probs_UTV=ctc, how=SearchOptions(width=n, **how))
         for n in (1, width)
     )
     for (greedy,), (best,) in zip(one, many, strict=True):
@@ -75,7 +76,9 @@ def every_text(outputs: int, longest: int) -> list[list[int]]:
 def test_a_beam_that_keeps_everything_finds_the_best_text(seed: int, normalised: bool) -> None:
     toy = Toy(outputs=3, size=5, seed=seed)
     decoder, (memory_UTD, lengths_U) = toy.decoder(), toy.memory([4])
-    (found,) = search(decoder, memory_UTD, lengths_U, how=replace(PLAIN, width=64, results=64, normalised=normalised))
+    (found,) = search_attention(
+        decoder, memory_UTD, lengths_U, how=replace(PLAIN, width=64, results=64, normalised=normalised)
+    )
     scores = {}
     for text in every_text(3, 4):
         ended = len(text) < 4
@@ -93,7 +96,7 @@ def test_with_ctc_alone_the_most_probable_text_is_found() -> None:
     log_probs_UTV = emissions(4, 4, 3, utterances=1)
     toy = Toy(outputs=3, size=5)
     how = replace(PLAIN, width=64, ctc_weight=1.0)
-    ((found,),) = search(toy.decoder(), *toy.memory([4]), ctc_log_probs_UTV=log_probs_UTV, how=how)
+    ((found,),) = search_attention(toy.decoder(), *toy.memory([4]), ctc_log_probs_UTV=log_probs_UTV, how=how)
     costs = {}
     for text in every_text(3, 3):
         lengths = torch.tensor([4]), torch.tensor([text or [1]]), torch.tensor([len(text)])
@@ -112,16 +115,16 @@ def test_an_utterance_is_found_as_it_is_alone(seed: int, width: int, ctc_weight:
     toy = Toy(outputs=6, size=8, seed=seed)
     decoder, (memory_UTD, lengths_U) = toy.decoder(), toy.memory(LENGTHS)
     ctc = emissions(seed, max(LENGTHS), 6)
-    how = Search(width=width, ctc_weight=ctc_weight)
-    together = search(decoder, memory_UTD, lengths_U, ctc_log_probs_UTV=ctc, how=how)
+    how = SearchOptions(width=width, ctc_weight=ctc_weight)
+    together = search_attention(decoder, memory_UTD, lengths_U, ctc_log_probs_UTV=ctc, how=how)
     for u, length in enumerate(LENGTHS):
         if length:
             own = (memory_UTD[u : u + 1, :length], lengths_U[u : u + 1])
-            ((alone,),) = search(decoder, *own, ctc_log_probs_UTV=ctc[u : u + 1, :length], how=how)
+            ((alone,),) = search_attention(decoder, *own, ctc_log_probs_UTV=ctc[u : u + 1, :length], how=how)
             assert together[u][0].score == pytest.approx(alone.score, abs=1e-4)
             assert (together[u][0].tokens, together[u][0].frames) == (alone.tokens, alone.frames)
         else:
-            assert together[u] == [Found([], [], 0.0, ended=True)]
+            assert together[u] == [Hypothesis([], [], 0.0, ended=True)]
 
 
 class Counter(tuple[Tensor]):
@@ -150,7 +153,9 @@ def test_a_text_ends_only_where_its_end_is_nearly_as_probable_as_the_best_token(
     probs = torch.tensor([[0.25, 0.5, 0.25], [0.4, 0.1, 0.5], [0.7, 0.15, 0.15]])
     memory = torch.zeros(1, 9, 1), torch.tensor([9])
     found = {
-        threshold: search(scripted(probs, [0, 1, 2]), *memory, how=replace(PLAIN, width=9, end_threshold=threshold))
+        threshold: search_attention(
+            scripted(probs, [0, 1, 2]), *memory, how=replace(PLAIN, width=9, end_threshold=threshold)
+        )
         for threshold in (1.0, 1.5, 2.5)
     }
     assert [len(found[threshold][0][0].tokens) for threshold in (1.0, 1.5, 2.5)] == [2, 1, 0]
@@ -161,57 +166,61 @@ def test_an_attention_that_jumps_loses_to_one_that_does_not() -> None:
     probs = torch.tensor([[0.1, 0.9], [0.1, 0.9], [0.9, 0.1]])
     memory = torch.zeros(1, 300, 1), torch.tensor([300])
     for shift, jumps in ((None, 0), (140, 1), (139, 2)):
-        ((found,),) = search(scripted(probs, [10, 150, 291]), *memory, how=replace(PLAIN, longest_shift=shift))
+        ((found,),) = search_attention(
+            scripted(probs, [10, 150, 291]), *memory, how=replace(PLAIN, longest_shift=shift)
+        )
         assert (found.tokens, found.frames) == ([1, 1], [10, 150])
         assert found.score == pytest.approx(3 * math.log(0.9) - jumps * JUMP_COST, rel=1e-6)
-    ((beam,),) = search(scripted(probs, [10, 150, 291]), *memory, how=replace(PLAIN, longest_shift=139, width=2))
+    ((beam,),) = search_attention(
+        scripted(probs, [10, 150, 291]), *memory, how=replace(PLAIN, longest_shift=139, width=2)
+    )
     assert beam.tokens == [], "to end at once costs less than to jump"
 
 
 def test_a_collapsed_attention_is_noticed() -> None:
     going_on = scripted(torch.tensor([[0.1, 0.9]]), [3])
-    ((found,),) = search(going_on, torch.zeros(1, 20, 1), torch.tensor([20]), how=PLAIN)
+    ((found,),) = search_attention(going_on, torch.zeros(1, 20, 1), torch.tensor([20]), how=PLAIN)
     assert (found.tokens, found.ended, found.collapsed) == ([1] * 20, False, True)
     ends = torch.tensor([[0.1, 0.9]] * 5 + [[0.9, 0.1]])
     for frames, collapsed in (([3] * 6, True), ([3, 3, 3, 3, 4, 4], False)):
-        ((found,),) = search(scripted(ends, frames), torch.zeros(1, 20, 1), torch.tensor([20]), how=PLAIN)
+        ((found,),) = search_attention(scripted(ends, frames), torch.zeros(1, 20, 1), torch.tensor([20]), how=PLAIN)
         assert (len(found.tokens), found.ended, found.collapsed) == (5, True, collapsed)
 
 
 def test_a_decoder_that_gives_no_numbers_is_found_out() -> None:
     broken = scripted(torch.full((1, 3), math.nan), [0])
-    ((found,),) = search(broken, torch.zeros(1, 5, 1), torch.tensor([5]), how=Search(width=3))
+    ((found,),) = search_attention(broken, torch.zeros(1, 5, 1), torch.tensor([5]), how=SearchOptions(width=3))
     assert (found.tokens, found.collapsed) == ([], True)
 
 
 def test_lengths() -> None:
     probs = torch.tensor([[0.9, 0.1]])
     memory = torch.zeros(1, 20, 1), torch.tensor([20])
-    ((found,),) = search(scripted(probs, [0]), *memory, how=replace(PLAIN, shortest=0.25))
+    ((found,),) = search_attention(scripted(probs, [0]), *memory, how=replace(PLAIN, shortest=0.25))
     assert len(found.tokens) == 5
-    ((found,),) = search(scripted(1 - probs, [0]), *memory, how=replace(PLAIN, longest=0.25))
+    ((found,),) = search_attention(scripted(1 - probs, [0]), *memory, how=replace(PLAIN, longest=0.25))
     assert (len(found.tokens), found.ended) == (5, False)
 
 
 def test_a_language_model_ranks_the_best_texts_again() -> None:
     toy = Toy(outputs=4, size=5, seed=2)
     how = replace(PLAIN, width=8)
-    (before,) = search(toy.decoder(), *toy.memory([6]), how=replace(how, results=8))
+    (before,) = search_attention(toy.decoder(), *toy.memory([6]), how=replace(how, results=8))
     favourite = before[-1].tokens
     liking = replace(how, language_model=lambda tokens: 0.0 if list(tokens) == favourite else -1.0, lm_weight=100.0)
-    ((found,),) = search(toy.decoder(), *toy.memory([6]), how=liking)
+    ((found,),) = search_attention(toy.decoder(), *toy.memory([6]), how=liking)
     assert found == before[-1]
 
 
-@pytest.mark.parametrize("how", [GREEDY, Search(width=5), Search(width=4, ctc_weight=0.3, results=3)])
-def test_how_often_the_host_asks_changes_nothing(how: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", [GREEDY, SearchOptions(width=5), SearchOptions(width=4, ctc_weight=0.3, results=3)])
+def test_how_often_the_host_asks_changes_nothing(how: SearchOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     toy = Toy(outputs=6, size=8, seed=1, end=1.0)
     memory_UTD, lengths_U = toy.memory([30, 5, 17, 0, 9, 2])
     ctc = emissions(2, 30, 6, utterances=6)
     found = []
     for steps in (1, 3, 8, 100):
         monkeypatch.setattr(attention_search, "STEPS_A_QUESTION", {"cpu": steps})
-        found.append(search(toy.decoder(), memory_UTD, lengths_U, ctc_log_probs_UTV=ctc, how=how))
+        found.append(search_attention(toy.decoder(), memory_UTD, lengths_U, ctc_log_probs_UTV=ctc, how=how))
     read = [[[(one.tokens, one.frames, one.ended) for one in texts] for texts in every] for every in found]
     assert all(one == read[0] for one in read)
 
@@ -226,7 +235,7 @@ def test_rows_are_dropped_as_utterances_end() -> None:
         rows.append(len(memory_BTD))
         return plain.step(memory_BTD, *rest)
 
-    search(replace(plain, step=step), *toy.memory([50, 40, 30, 20]), how=replace(GREEDY, width=4))
+    search_attention(replace(plain, step=step), *toy.memory([50, 40, 30, 20]), how=replace(GREEDY, width=4))
     assert rows[0] == 16
     assert len(rows) < 50
     assert rows == sorted(rows, reverse=True)
@@ -241,9 +250,9 @@ def test_settings_that_make_no_sense() -> None:
         ("results", 99),
     ):
         with pytest.raises(InputError, match=f"attention search: {name}={value}, expected"):
-            Search(**{name: value})
+            SearchOptions(**{name: value})
     with pytest.raises(InputError, match=r"ctc_weight=0\.5 needs a model with CTC"):
-        search(Toy(3, 4).decoder(), *Toy(3, 4).memory([3]), how=Search(width=2, ctc_weight=0.5))
+        search_attention(Toy(3, 4).decoder(), *Toy(3, 4).memory([3]), how=SearchOptions(width=2, ctc_weight=0.5))
 
 
 def test_the_end_is_the_blank() -> None:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.data.text.tokens import CharacterTokens, Tokens, train_sentence_pieces
 from sottovoce.models import ctc
-from sottovoce.models.ctc import BLANK, Span, Word
-from sottovoce.text.tokens import CharacterTokens, Tokens, train_sentence_pieces
+from sottovoce.models.ctc import BLANK, AlignedWord, TokenSpan
 
 TOKENS = 2  # and the blank: 3 symbols, at most 3⁶ alignments
 texts = st.lists(st.integers(1, TOKENS), max_size=4)
@@ -46,8 +46,8 @@ def test_loss_is_the_sum_over_all_alignments(tokens: list[int], frames: int, see
     total = sum(math.exp(path_score(log_probs_TV, path)) for path in alignments(tokens, frames))
     batch = log_probs_TV[None], torch.tensor([frames]), torch.tensor([tokens]), torch.tensor([len(tokens)])
     expected = -math.log(total) if total else 0.0
-    assert ctc.losses(*batch).item() == pytest.approx(expected, abs=1e-9)
-    assert ctc.fits(*batch[1:]).item() == (total > 0)
+    assert ctc.ctc_losses(*batch).item() == pytest.approx(expected, abs=1e-9)
+    assert ctc.has_alignment(*batch[1:]).item() == (total > 0)
 
 
 def test_the_mean_counts_each_utterance_that_fits_once_and_no_other() -> None:
@@ -55,9 +55,9 @@ def test_the_mean_counts_each_utterance_that_fits_once_and_no_other() -> None:
     # Fits; fits; too short for its repeats (needs 4 frames, has 3); no text; no frames.
     lengths_B, token_lengths_B = torch.tensor([4, 3, 3, 4, 0]), torch.tensor([2, 1, 3, 0, 1])
     tokens_BU = torch.tensor([[1, 2, 1], [2, 2, 2], [1, 1, 2], [0, 0, 0], [2, 0, 0]])
-    loss = ctc.loss(log_probs_BTV, lengths_B, tokens_BU, token_lengths_B)
+    loss = ctc.mean_ctc_loss(log_probs_BTV, lengths_B, tokens_BU, token_lengths_B)
     alone = [
-        ctc.losses(log_probs_BTV[row : row + 1], lengths_B[row : row + 1], tokens_BU[row : row + 1], t[None])[0]
+        ctc.ctc_losses(log_probs_BTV[row : row + 1], lengths_B[row : row + 1], tokens_BU[row : row + 1], t[None])[0]
         for row, t in enumerate(token_lengths_B[:2])
     ]
     torch.testing.assert_close(loss, (alone[0] + alone[1]) / 2)
@@ -68,7 +68,7 @@ def test_the_mean_counts_each_utterance_that_fits_once_and_no_other() -> None:
 
 def test_a_batch_in_which_nothing_fits_costs_nothing() -> None:
     log_probs_BTV = random_log_probs(2, 0)[None].requires_grad_()
-    loss = ctc.loss(log_probs_BTV, torch.tensor([2]), torch.tensor([[1, 1]]), torch.tensor([2]))
+    loss = ctc.mean_ctc_loss(log_probs_BTV, torch.tensor([2]), torch.tensor([[1, 1]]), torch.tensor([2]))
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss.item() == 0
     assert log_probs_BTV.grad is not None
@@ -81,9 +81,9 @@ def test_alignment_is_the_best_path(tokens: list[int], frames: int, seed: int) -
     log_probs_TV = random_log_probs(frames, seed)
     if ctc.required_frames(tokens) > frames:
         with pytest.raises(InputError, match=f"frames={frames}, expected at least"):
-            ctc.align(log_probs_TV, tokens)
+            ctc.align_tokens(log_probs_TV, tokens)
         return
-    spans = ctc.align(log_probs_TV, tokens)
+    spans = ctc.align_tokens(log_probs_TV, tokens)
     assert [span.token for span in spans] == tokens
     path = np.full(frames, BLANK)
     for span in spans:
@@ -100,8 +100,8 @@ TEXTS = ["no one knows", "now or no one", "one on one"]
 @pytest.mark.parametrize("tokens", [CharacterTokens.seen_in(TEXTS), train_sentence_pieces(TEXTS, size=12)])
 @pytest.mark.parametrize("text", TEXTS)
 def test_words_join_the_tokens_of_both_kinds_to_the_text(tokens: Tokens, text: str) -> None:
-    spans = [Span(token, 2 * place, 2 * place + 1) for place, token in enumerate(tokens.encode(text))]
-    found = ctc.words(spans, tokens.pieces())
+    spans = [TokenSpan(token, 2 * place, 2 * place + 1) for place, token in enumerate(tokens.encode(text))]
+    found = ctc.join_words(spans, tokens.pieces())
     assert [word.text for word in found] == text.split()
     assert all(word.start < word.end for word in found)
     assert all(word.end < following.start for word, following in pairwise(found))
@@ -109,9 +109,20 @@ def test_words_join_the_tokens_of_both_kinds_to_the_text(tokens: Tokens, text: s
 
 def test_words_begin_and_end_with_their_own_tokens() -> None:
     characters = ["", *"no "]
-    spans = [Span(3, 0, 1), Span(1, 1, 3), Span(2, 4, 5), Span(3, 5, 6), Span(3, 7, 8), Span(2, 9, 10)]
-    assert ctc.words(spans, characters) == [Word("no", 1, 5), Word("o", 9, 10)]
+    spans = [
+        TokenSpan(3, 0, 1),
+        TokenSpan(1, 1, 3),
+        TokenSpan(2, 4, 5),
+        TokenSpan(3, 5, 6),
+        TokenSpan(3, 7, 8),
+        TokenSpan(2, 9, 10),
+    ]
+    assert ctc.join_words(spans, characters) == [AlignedWord("no", 1, 5), AlignedWord("o", 9, 10)]
     pieces = ["", " no", "w", " ", "on"]
-    spans = [Span(1, 0, 2), Span(2, 3, 4), Span(3, 5, 6), Span(4, 6, 8), Span(1, 9, 11)]
-    assert ctc.words(spans, pieces) == [Word("now", 0, 4), Word("on", 6, 8), Word("no", 9, 11)]
-    assert ctc.words([], pieces) == []
+    spans = [TokenSpan(1, 0, 2), TokenSpan(2, 3, 4), TokenSpan(3, 5, 6), TokenSpan(4, 6, 8), TokenSpan(1, 9, 11)]
+    assert ctc.join_words(spans, pieces) == [
+        AlignedWord("now", 0, 4),
+        AlignedWord("on", 6, 8),
+        AlignedWord("no", 9, 11),
+    ]
+    assert ctc.join_words([], pieces) == []

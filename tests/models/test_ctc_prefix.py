@@ -42,13 +42,13 @@ def random_log_probs(seed: int, utterances: int, frames: int, *, sharpness: floa
 @settings(max_examples=25)
 def test_scores_are_sums_over_all_alignments(seed: int, lengths: tuple[int, int]) -> None:
     log_probs_UTV = random_log_probs(seed, 2, 5)
-    frames, prefixes = ctc_prefix.begin(log_probs_UTV, torch.tensor(lengths), prefixes=2)
+    frames, prefixes = ctc_prefix.begin_prefixes(log_probs_UTV, torch.tensor(lengths), prefixes=2)
     known = [brute_force(log_probs_UTV[u, :length]) for u, length in enumerate(lengths)]
     # Two prefixes of each utterance, walked through repeats and changes, and swapped on the way.
     spelling = [[(), ()], [(), ()]]
     random = torch.Generator().manual_seed(seed + 1)
     for _ in range(4):
-        following_UKV = ctc_prefix.following(frames, prefixes)
+        following_UKV = ctc_prefix.score_following(frames, prefixes)
         for u, (texts, begun) in enumerate(known):
             for k, prefix in enumerate(spelling[u]):
                 if not (whole := begun.get(prefix, 0.0)):
@@ -60,7 +60,7 @@ def test_scores_are_sums_over_all_alignments(seed: int, lengths: tuple[int, int]
                 assert prefixes.scores_UK[u, k].exp().item() == pytest.approx(whole, rel=1e-9)
         parents_UK = torch.randint(0, 2, (2, 2), generator=random)
         tokens_UK = torch.randint(1, V, (2, 2), generator=random)
-        prefixes = ctc_prefix.extend(frames, prefixes, following_UKV, parents_UK, tokens_UK)
+        prefixes = ctc_prefix.extend_prefixes(frames, prefixes, following_UKV, parents_UK, tokens_UK)
         spelling = [
             [(*spelling[u][p], t) for p, t in zip(parents_UK[u].tolist(), tokens_UK[u].tolist(), strict=True)]
             for u in range(2)
@@ -70,19 +70,19 @@ def test_scores_are_sums_over_all_alignments(seed: int, lengths: tuple[int, int]
 def test_what_follows_is_a_distribution_in_long_and_sharp_speech() -> None:
     """Some hundred frames that are nearly certain: nothing overflows, and the sum over what may follow stays one."""
     log_probs_UTV = random_log_probs(3, 2, 400, sharpness=30.0)
-    frames, prefixes = ctc_prefix.begin(log_probs_UTV.float(), torch.tensor([400, 250]), prefixes=1)
+    frames, prefixes = ctc_prefix.begin_prefixes(log_probs_UTV.float(), torch.tensor([400, 250]), prefixes=1)
     for _ in range(100):
-        following_UKV = ctc_prefix.following(frames, prefixes)
+        following_UKV = ctc_prefix.score_following(frames, prefixes)
         assert following_UKV.logsumexp(dim=-1).abs().max() < 1e-5, "the log-probabilities came in float32"
         best_UK = following_UKV[..., 1:].argmax(dim=-1) + 1
-        prefixes = ctc_prefix.extend(frames, prefixes, following_UKV, torch.zeros_like(best_UK), best_UK)
+        prefixes = ctc_prefix.extend_prefixes(frames, prefixes, following_UKV, torch.zeros_like(best_UK), best_UK)
 
 
 def test_a_text_that_cannot_fit_is_impossible_and_no_worse() -> None:
-    frames, prefixes = ctc_prefix.begin(random_log_probs(1, 1, 2), torch.tensor([2]), prefixes=1)
+    frames, prefixes = ctc_prefix.begin_prefixes(random_log_probs(1, 1, 2), torch.tensor([2]), prefixes=1)
     one = torch.ones(1, 1, dtype=torch.int64)
     for _ in range(4):
-        following_UKV = ctc_prefix.following(frames, prefixes)
-        prefixes = ctc_prefix.extend(frames, prefixes, following_UKV, torch.zeros_like(one), one)
-    assert (ctc_prefix.following(frames, prefixes) >= ctc_prefix.IMPOSSIBLE).all()
+        following_UKV = ctc_prefix.score_following(frames, prefixes)
+        prefixes = ctc_prefix.extend_prefixes(frames, prefixes, following_UKV, torch.zeros_like(one), one)
+    assert (ctc_prefix.score_following(frames, prefixes) >= ctc_prefix.IMPOSSIBLE).all()
     assert prefixes.scores_UK.item() < ctc_prefix.IMPOSSIBLE / 2

@@ -183,7 +183,7 @@ def test_on_cuda_the_loss_waits_for_nothing_and_can_be_captured_in_a_graph(kerne
     texts = [tensor.to(DEVICE) for tensor in EDGES[1:]]
 
     def step(*texts: Tensor) -> tuple[Tensor, Tensor]:
-        loss = ctc.loss(logits_BTV.log_softmax(dim=-1), *texts)
+        loss = ctc.mean_ctc_loss(logits_BTV.log_softmax(dim=-1), *texts)
         return loss.detach(), torch.autograd.grad(loss, logits_BTV)[0]
 
     first = step(*EDGES[1:])
@@ -204,5 +204,5 @@ def test_on_cuda_the_loss_waits_for_nothing_and_can_be_captured_in_a_graph(kerne
     for results in (second, captured):
         for result, expected in zip(results, first, strict=True):
             assert torch.equal(result, expected)
-    exact = ctc.loss(EDGES[0].double().log_softmax(dim=-1), *EDGES[1:])
+    exact = ctc.mean_ctc_loss(EDGES[0].double().log_softmax(dim=-1), *EDGES[1:])
     torch.testing.assert_close(first[0].cpu().double(), exact, rtol=1e-6, atol=1e-5)

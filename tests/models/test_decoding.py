@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models import ctc
 from sottovoce.models.ctc import BLANK
-from sottovoce.models.decoding import BeamSearch, Hypothesis, greedy, read_words
+from sottovoce.models.decoding import BeamSearch, Hypothesis, decode_greedily, read_word_list
 
 PIECES = ["", *"abc", " "]
 
@@ -39,7 +39,9 @@ def text(hypothesis: Hypothesis) -> str:
 @given(seed=st.integers(0, 2**30))
 def test_greedy_is_the_definition_frame_by_frame(seed: int) -> None:
     log_probs_BTV, lengths_B = random_batch(seed)
-    for found, log_probs_TV, length in zip(greedy(log_probs_BTV, lengths_B), log_probs_BTV, lengths_B, strict=True):
+    for found, log_probs_TV, length in zip(
+        decode_greedily(log_probs_BTV, lengths_B), log_probs_BTV, lengths_B, strict=True
+    ):
         path = log_probs_TV[:length].argmax(dim=-1).tolist()
         runs = [next(run) for _, run in groupby(enumerate(path), key=lambda frame: frame[1])]
         assert found.tokens == [symbol for _, symbol in runs if symbol != BLANK]
@@ -48,7 +50,7 @@ def test_greedy_is_the_definition_frame_by_frame(seed: int) -> None:
 
 
 def test_greedy_merges_repeats_but_not_across_a_blank() -> None:
-    (found,) = greedy(*spoken("aa-ab  -c"))
+    (found,) = decode_greedily(*spoken("aa-ab  -c"))
     assert (found.tokens, found.frames) == ([1, 1, 2, 4, 3], [0, 3, 4, 5, 8])
     assert found.score == pytest.approx(9 * math.log(0.9))
 
@@ -75,7 +77,7 @@ def arpa(path: Path, unigrams: dict[str, float]) -> Path:
 @given(seed=st.integers(0, 2**30))
 def test_one_hypothesis_and_no_language_model_is_greedy(seed: int) -> None:
     batch = random_batch(seed)
-    for beam, best in zip(BeamSearch(PIECES, width=1)(*batch), greedy(*batch), strict=True):
+    for beam, best in zip(BeamSearch(PIECES, width=1)(*batch), decode_greedily(*batch), strict=True):
         assert (beam.tokens, beam.frames) == (best.tokens, best.frames)
         assert beam.score == pytest.approx(best.score, abs=1e-4)
 
@@ -93,7 +95,7 @@ def test_a_language_model_of_weight_zero_changes_nothing(tmp_path: Path) -> None
 def log_probability(log_probs_TV: Tensor, tokens: Sequence[int]) -> float:
     tokens_1U = torch.tensor([tokens], dtype=torch.long)
     lengths_1, token_lengths_1 = torch.tensor([len(log_probs_TV)]), torch.tensor([len(tokens)])
-    return -ctc.losses(log_probs_TV[None], lengths_1, tokens_1U, token_lengths_1).item()
+    return -ctc.ctc_losses(log_probs_TV[None], lengths_1, tokens_1U, token_lengths_1).item()
 
 
 @pytest.mark.usefixtures("_extra")
@@ -115,7 +117,7 @@ def test_a_beam_that_keeps_everything_finds_the_most_probable_text(seed: int) ->
 @given(seed=st.integers(0, 2**30))
 def test_a_wide_beam_scores_at_least_the_greedy_path(seed: int) -> None:
     batch = random_batch(seed)
-    for wide, best in zip(BeamSearch(PIECES, width=200)(*batch), greedy(*batch), strict=True):
+    for wide, best in zip(BeamSearch(PIECES, width=200)(*batch), decode_greedily(*batch), strict=True):
         assert wide.score >= best.score - 1e-4
 
 
@@ -124,7 +126,7 @@ def test_a_character_model_turns_a_doubtful_character(tmp_path: Path) -> None:
     log_probs_BTV, lengths_B = spoken("a-b-c")
     log_probs_BTV[0, 2, [1, 2]] = torch.tensor([0.45, 0.5]).log()  # a or b
     model = arpa(tmp_path / "characters.arpa", {"a": -0.3, "b": -3.0, "c": -0.3, "|": -0.3})
-    assert text(greedy(log_probs_BTV, lengths_B)[0]) == "abc"
+    assert text(decode_greedily(log_probs_BTV, lengths_B)[0]) == "abc"
     assert text(BeamSearch(PIECES, language_model=model, lm_weight=1.0)(log_probs_BTV, lengths_B)[0]) == "aac"
 
 
@@ -136,7 +138,7 @@ def test_a_model_over_sentence_pieces_knows_them_by_their_word_start(tmp_path: P
     )
     model = arpa(tmp_path / "pieces.arpa", {"\u2581a": -3.0, "\u2581": -0.3, "b": -3.0, "c": -0.3})
     batch = probs_TV.log()[None], torch.tensor([3])
-    assert [pieces[token] for token in greedy(*batch)[0].tokens] == [" a", "b", " a"]
+    assert [pieces[token] for token in decode_greedily(*batch)[0].tokens] == [" a", "b", " a"]
     # An unknown entry has -5: the last piece would not turn, or the score would not come out.
     (found,) = BeamSearch(pieces, language_model=model, lm_weight=1.0)(*batch)
     assert [pieces[token] for token in found.tokens] == [" a", "c", " "]
@@ -147,7 +149,7 @@ def test_a_model_over_sentence_pieces_knows_them_by_their_word_start(tmp_path: P
 @pytest.mark.usefixtures("_extra")
 def test_a_word_list_admits_only_its_words_and_the_model_chooses(tmp_path: Path) -> None:
     model = arpa(tmp_path / "words.arpa", {"ab": -0.5, "ac": -2.0, "ca": -2.0})
-    words = read_words(model)
+    words = read_word_list(model)
     assert words == ["ab", "ac", "ca"]
     (free,) = BeamSearch(PIECES, words=words)(*spoken("a-c- -ca"))
     assert text(free) == "ac ca"
@@ -209,9 +211,9 @@ def test_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_word_list_is_read_by_its_first_field(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     path.write_text("zwei z w e i |\n\neins\neins e i n s |\n")
-    assert read_words(path) == ["eins", "zwei"]
+    assert read_word_list(path) == ["eins", "zwei"]
     with pytest.raises(InputError, match="does not exist"):
-        read_words(tmp_path / "none.txt")
+        read_word_list(tmp_path / "none.txt")
     (tmp_path / "model.bin").write_bytes(b"mmap lm \xff\xfe")
     with pytest.raises(InputError, match="no text file"):
-        read_words(tmp_path / "model.bin")
+        read_word_list(tmp_path / "model.bin")

@@ -1,20 +1,20 @@
-"""Our LSTMs are torch's: states, gradients, and lines that are heard from their own end."""
+"""Our LSTMs are torch's: states, gradients, and lines that are read from their own end."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.models import lstm
-from sottovoce.seeds import torch_stream
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}  # float64
 
 
 def test_states_and_gradients_are_torchs() -> None:
     generator = torch_stream(1, "lstm")
-    steps, count, width, size, heard = 7, 3, 2, 5, 4
-    x_TRWD = torch.randn(steps, count, width, heard, generator=generator, dtype=torch.float64)
-    cells = [nn.LSTM(heard, size, dtype=torch.float64) for _ in range(count)]
+    steps, count, width, size, inputs = 7, 3, 2, 5, 4
+    x_TRWD = torch.randn(steps, count, width, inputs, generator=generator, dtype=torch.float64)
+    cells = [nn.LSTM(inputs, size, dtype=torch.float64) for _ in range(count)]
     with torch.no_grad():
         for cell in cells:
             for own in cell.parameters():

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream, torch_stream
+from sottovoce.data.audio.waveforms import Features, pad_waveforms
 from sottovoce.models.family import Family
-from sottovoce.models.module import ctc_family, with_corrections
-from sottovoce.models.utterances import Features, record_lines
-from sottovoce.seeds import stream, torch_stream
+from sottovoce.models.module import ctc_family
+from sottovoce.models.trainable import with_corrections
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,15 @@ def family(*fixed: str) -> Family[Any, int]:
         Settings=Settings,
         build=Frames,
         stride=1,
-        of_tokens=frozenset({"output.weight", "output.bias"}),
-        tiny={},
+        token_tensors=frozenset({"output.weight", "output.bias"}),
+        smoke_options={},
         fixed=fixed,
     )
 
 
 def said(seconds: float) -> Features:
     samples = stream(1, "noise").integers(-3000, 3000, size=int(16_000 * seconds)).astype(np.int16)
-    return family().hear(record_lines([samples], [[1, 2]]), settings=None, dtype=torch.float32)
+    return family().front_end.extract_features(pad_waveforms([samples], [[1, 2]]), settings=None, dtype=torch.float32)
 
 
 def loss(made: Family[Any, int], settings: Settings, seconds: float) -> Tensor:
@@ -97,7 +98,7 @@ def loss(made: Family[Any, int], settings: Settings, seconds: float) -> Tensor:
     ("layer", "message"),
     [
         (Statistics, r"training changes the buffer 'between.running_mean', .* or fixed=\('between',\)"),
-        (Remembering, "depends on what it heard before, so that one client would move another's update"),
+        (Remembering, "depends on its inputs before, so that one client would move another's update"),
     ],
 )
 def test_a_module_that_remembers_its_speech_is_refused(layer: type[nn.Module], message: str) -> None:

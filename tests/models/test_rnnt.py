@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models import rnnt
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "rnnt.json").read_text(encoding="utf-8"))["cases"]
@@ -28,7 +28,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def of_logits(logits: Tensor, *texts: Tensor) -> tuple[Tensor, Tensor]:
     """Losses, and the gradient of their sum."""
     leaf = logits.detach().requires_grad_()
-    losses_B = rnnt.losses(leaf, *texts)  # type: ignore[call-arg]
+    losses_B = rnnt.logit_losses(leaf, *texts)  # type: ignore[call-arg]
     return losses_B.detach(), torch.autograd.grad(losses_B.sum(), leaf)[0]
 
 
@@ -42,7 +42,7 @@ def by_hand(inputs: list[Tensor], *texts: Tensor) -> list[Tensor]:
     """The joint as a whole, and autograd through it."""
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     encoded, predicted, weight, bias = leaves
-    losses_B = rnnt.losses(F.linear((encoded[:, :, None] + predicted[:, None]).tanh(), weight, bias), *texts)  # type: ignore[call-arg]
+    losses_B = rnnt.logit_losses(F.linear((encoded[:, :, None] + predicted[:, None]).tanh(), weight, bias), *texts)  # type: ignore[call-arg]
     return [losses_B.detach(), *torch.autograd.grad(losses_B.sum(), leaves)]
 
 
@@ -96,14 +96,14 @@ def every_path(log_probs_TWV: Tensor, tokens: list[int]) -> float:
 def test_it_is_the_sum_over_every_path(frames: int, count: int, seed: int) -> None:
     logits = 3 * normal(1, frames, count + 1, 4, seed=seed)
     tokens = torch.randint(1, 4, (1, count), generator=torch.Generator().manual_seed(seed))
-    found = rnnt.losses(logits, torch.tensor([frames]), tokens, torch.tensor([count]))
+    found = rnnt.logit_losses(logits, torch.tensor([frames]), tokens, torch.tensor([count]))
     expected = every_path(logits[0].log_softmax(dim=-1), tokens[0].tolist())
     assert float(found) == pytest.approx(expected, rel=1e-12)
 
 
 def test_gradients_are_those_of_small_steps() -> None:
     logits = normal(5, 5, 5, 7).requires_grad_()
-    assert torch.autograd.gradcheck(lambda given: rnnt.losses(given, *TEXTS), (logits,))
+    assert torch.autograd.gradcheck(lambda given: rnnt.logit_losses(given, *TEXTS), (logits,))
     leaves = [tensor.clone().requires_grad_() for tensor in JOINT]
     assert torch.autograd.gradcheck(lambda *given: rnnt.joint_losses(*given, *TEXTS), leaves)
 

@@ -9,21 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sottovoce.errors import InputError
-from sottovoce.models.trainable import Trainable, parse_part, split
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
+from sottovoce.models.trainable import Trainable, parse_part, split_parameters
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import (
-    SIZES,
-    Settings,
-    Stacking,
-    block,
-    forward,
-    init,
-    named_settings,
-    parameter_shapes,
-    run_blocks,
-)
-from sottovoce.seeds import torch_stream
+from sottovoce.models.transformer.network import ClientRows, block, forward, run_blocks
+from sottovoce.models.transformer.settings import SIZES, Settings, init, named_settings, parameter_shapes
 
 SETTINGS = Settings(layers=3, width=8, tokens=5, heads=2, features=6, dropout=0.0, layer_drop=0.0)
 START = {name: p.double() for name, p in init(SETTINGS, generator=torch_stream(1, "init")).items()}
@@ -34,7 +25,9 @@ MATRICES = ("attention.qkv", "attention.output", "mlp.hidden", "mlp.output")
 
 def part_of(text: str | None, parameters: Mapping[str, Tensor] = START) -> Trainable:
     part = None if text is None else parse_part(text)
-    return split(part, parameters, corrected=FAMILY.corrected, generator=torch_stream(1, "low rank"))
+    return split_parameters(
+        part, parameters, is_lora_target=FAMILY.transfer.is_lora_target, generator=torch_stream(1, "low rank")
+    )
 
 
 def moved(part: Trainable, *lead: int) -> dict[str, Tensor]:
@@ -46,7 +39,7 @@ def moved(part: Trainable, *lead: int) -> dict[str, Tensor]:
     }
 
 
-def score(parameters: Mapping[str, Tensor], stacking: Stacking | None = None) -> Tensor:
+def score(parameters: Mapping[str, Tensor], stacking: ClientRows | None = None) -> Tensor:
     """Of each utterance: a sum of its log-probabilities with weights that let nothing cancel."""
     log_probs_BTV, lengths_B = forward(parameters, FEATURES_BTF, LENGTHS_B, settings=SETTINGS, stacking=stacking)
     padding_BT = torch.arange(log_probs_BTV.shape[1]) >= lengths_B[:, None]
@@ -180,7 +173,7 @@ def test_stacked_clients_share_what_is_frozen_and_each_computes_its_own(text: st
     """Client 1 has the first utterance, client 0 the second, and client 2 none."""
     part = part_of(text)
     trained = moved(part, 3)
-    stacked_B = score(part.frozen.with_trained(trained), Stacking(rows_B=[1, 0], clients=3))
+    stacked_B = score(part.frozen.with_trained(trained), ClientRows(rows_B=[1, 0], clients=3))
     stacked = gradients(stacked_B.sum(), trained)
     for utterance, client in ((0, 1), (1, 0)):
         own = {name: p[client].detach().requires_grad_() for name, p in trained.items()}

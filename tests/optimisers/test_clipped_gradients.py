@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.flat.layout import Layout
 from sottovoce.optimisers import SGD
-from sottovoce.optimisers.fused import FlatOptimiser
-from sottovoce.seeds import torch_stream
+from sottovoce.optimisers.weights import FlatOptimiser
 
 SHAPES: list[tuple[int, ...]] = [(3, 4), (5,), ()]
 LAYOUT = Layout(tuple("abc"), tuple(SHAPES))

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.optimisers import SGD, Adadelta, AdaGrad, Adam, Optimiser, restore_state
-from sottovoce.seeds import torch_stream
 
 RATES = (0.1, 0.1, 0.03, 0.7)
 # AdaGrad's eps stands under the root. torch's is added to it, and is but what turns 0/0 into 0.

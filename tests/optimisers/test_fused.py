@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.flat.layout import Layout
-from sottovoce.optimisers import LAMB, LARS, SGD, Adadelta, AdaGrad, Adam, Optimiser, tensor_norms
-from sottovoce.optimisers import fused as fused_module
-from sottovoce.optimisers.fused import FlatOptimiser
-from sottovoce.seeds import torch_stream
+from sottovoce.optimisers import LAMB, LARS, SGD, Adadelta, AdaGrad, Adam, Optimiser, state_tensors, tensor_norms
+from sottovoce.optimisers import weights as fused_module
+from sottovoce.optimisers.weights import FlatOptimiser
 
 SHAPES = {"w": (37, 5), "b": (3,), "zero": (40,), "v": (2, 2, 9)}
 LAYOUT = Layout(tuple(SHAPES), tuple(SHAPES.values()))
@@ -112,7 +112,7 @@ def test_kernels_agree_with_the_loops(kernels: str, optimiser: Optimiser, dtype:
         torch.testing.assert_close(master.cpu(), expected, rtol=1e-6, atol=1e-6)
         # A device rounds to nearest, as torch does; the interpreter cuts off.
         torch.testing.assert_close(working, master.to(dtype), rtol=0 if kernels == "cuda" else 2**-7, atol=0)
-    for ours, theirs in zip(fast.tensors().values(), slow.tensors().values(), strict=True):
+    for ours, theirs in zip(state_tensors(fast.state).values(), state_tensors(slow.state).values(), strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-5, atol=1e-6)
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.optimisers import Annealed, NewBob
 
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 from sottovoce.optimisers import (
     LAMB,
     LARS,
@@ -26,7 +27,6 @@ from sottovoce.optimisers import (
     restore_state,
     state_tensors,
 )
-from sottovoce.seeds import torch_stream
 
 ALL = [
     SGD(),

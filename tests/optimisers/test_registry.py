@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.optimisers import SGD, build_optimiser, build_schedule
 from sottovoce.optimisers.schedules import Schedule
 

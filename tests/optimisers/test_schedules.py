@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.optimisers import Constant, ExponentialDecay, Schedule, StepDecay, WarmupCosine, WarmupInverseSqrt
 
 counts = st.integers(1, 1000)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.flat.layout import Layout
-from sottovoce.models.transformer.network import init, named_settings
+from sottovoce.models.transformer.settings import init, named_settings
 from sottovoce.optimisers import LAMB, LARS, SGD, Adam, Optimiser, tensor_norms
 from sottovoce.optimisers.weights import Weights
-from sottovoce.seeds import torch_stream
 
 SETTINGS = named_settings("tiny", tokens=30)
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from opacus.accountants.analysis import rdp as opacus_rdp
 from scipy.stats import binom
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.accounting import RunningEpsilon, delta, epsilon, pld_epsilon, poisson_epsilon, rdp_epsilon
 from sottovoce.privacy.events import (
     Composition,
@@ -29,7 +29,7 @@ from sottovoce.privacy.events import (
 )
 from sottovoce.privacy.pld import CAREFUL, QUICK, PldCap, compose_pld, predicted_cost
 from sottovoce.privacy.rdp import ORDERS, epsilon_of_curve, event_curve, release_curve
-from sottovoce.privacy.sampled_gaussian import log_moments, step_distribution
+from sottovoce.privacy.sampled_gaussian import log_moments, sampled_step_pld
 
 GOLDEN = yaml.safe_load((Path(__file__).parents[1] / "golden" / "epsilon.yaml").read_text())
 DELTA = 1e-9
@@ -74,7 +74,7 @@ def test_moments_are_those_of_dp_accounting(z: float, q: float) -> None:
 )
 def test_a_step_is_distributed_as_in_dp_accounting(z: float, q: float, interval: float) -> None:
     theirs = from_gaussian_mechanism(z, sampling_prob=q, value_discretization_interval=interval)
-    ours = step_distribution(q, z, interval=interval)
+    ours = sampled_step_pld(q, z, interval=interval)
     for target in (0.0, interval, 0.5, 5.0):
         # Differences of probabilities, whose logarithms and exponentials may be an ulp apart.
         expected = theirs.get_delta_for_epsilon(target)

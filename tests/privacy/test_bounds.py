@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.bounds import LayerMeasurement, RunMeasurement, theorem2, theorem3
 
 LAYERS = (

@@ -4,18 +4,21 @@ import math
 
 import pytest
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.accounting import poisson_epsilon, rdp_epsilon
 from sottovoce.privacy.calibration import (
     Accountant,
+    Bracket,
+    UnreachableTarget,
+    calibrate_noise_multiplier,
+    calibrate_steps,
     event_epsilon,
-    noise_multiplier_for,
-    steps_for,
+    smallest_integer,
+    solve_decreasing,
 )
 from sottovoce.privacy.events import Event, fixed_size_release, poisson_release, repeated
 from sottovoce.privacy.planner import plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
-from sottovoce.privacy.search import Unreachable, falls_to, smallest_whole
 
 DELTA = 1e-6
 
@@ -26,7 +29,7 @@ def run(z: float) -> Event:
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_noise_inverts_epsilon(accountant: Accountant) -> None:
-    z = noise_multiplier_for(2.0, run_event=run, delta=DELTA, accountant=accountant)
+    z = calibrate_noise_multiplier(2.0, run_event=run, delta=DELTA, accountant=accountant)
     careful = poisson_epsilon(z, sampling_rate=0.02, central_steps=300, delta=DELTA)
     reached = careful.rdp if accountant == "rdp" else careful.pld
     assert reached is not None
@@ -38,14 +41,14 @@ def test_noise_can_be_calibrated_for_cohorts_of_fixed_size() -> None:
         return repeated(fixed_size_release(z, cohort_size=200, population_size=200), 50)
 
     # Cohort = population: plain Gaussians of multiplier z/2, whose RDP is αT/(2(z/2)²).
-    z = noise_multiplier_for(5.0, run_event=fixed, delta=DELTA)
+    z = calibrate_noise_multiplier(5.0, run_event=fixed, delta=DELTA)
     assert rdp_epsilon(fixed(z), DELTA) == pytest.approx(5.0, rel=1e-3)
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_steps_are_the_most_that_fit(accountant: Accountant) -> None:
     step = poisson_release(1.0, sampling_rate=0.02)
-    steps = steps_for(2.0, step_event=step, delta=DELTA, accountant=accountant)
+    steps = calibrate_steps(2.0, step_event=step, delta=DELTA, accountant=accountant)
     assert event_epsilon(repeated(step, steps), delta=DELTA, accountant=accountant) <= 2.0
     assert event_epsilon(repeated(step, steps + 1), delta=DELTA, accountant=accountant) > 2.0
 
@@ -77,41 +80,45 @@ def test_a_jump_at_either_end_is_found(jump: str) -> None:
         def spent(x: float, edge: int = edge) -> float:
             return 2.0 if math.ceil(x) <= edge else 0.5
 
-        found = falls_to(1, spent, start=low, factor=10, precision=1e-3)
+        found = solve_decreasing(1, spent, Bracket(start=low, factor=10, precision=1e-3))
         assert edge < math.ceil(found) <= max(edge + 1, math.ceil(edge * 1.002))
 
 
 def test_what_cannot_be_reached_says_the_best() -> None:
     with pytest.raises(InputError, match=r"target_epsilon=2 cannot be reached: the best is ε = .*, with a single step"):
-        steps_for(2.0, step_event=poisson_release(0.1, sampling_rate=0.5), delta=DELTA)
+        calibrate_steps(2.0, step_event=poisson_release(0.1, sampling_rate=0.5), delta=DELTA)
     plan = plan_run(10_000, cohort_size=10, central_steps=10, delta=1e-12, sigma_dp=1e-2, cap=QUICK)
     with pytest.raises(InputError, match=r"cannot be reached: .* cohort_size=10"):
         smallest_population(plan, target_epsilon=1.0, max_cohort=10)
     with pytest.raises(InputError, match=r"cannot be reached: .* noise_multiplier="):
-        noise_multiplier_for(1e-9, run_event=run, delta=1e-12, accountant="rdp")
+        calibrate_noise_multiplier(1e-9, run_event=run, delta=1e-12, accountant="rdp")
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, float("inf"), float("nan")])
 def test_targets_are_positive(target: float) -> None:
     with pytest.raises(InputError, match="target_epsilon="):
-        noise_multiplier_for(target, run_event=run, delta=DELTA)
+        calibrate_noise_multiplier(target, run_event=run, delta=DELTA)
 
 
 @pytest.mark.parametrize("edge", [0.001, 0.7, 1.0, 3.0, 900.0])
 def test_a_search_finds_the_edge_from_either_side(edge: float) -> None:
-    found = falls_to(5.0, lambda x: 5.0 * edge / x, start=1.0, factor=4, precision=1e-6, least=1e-6, most=1e6)
+    found = solve_decreasing(
+        5.0, lambda x: 5.0 * edge / x, Bracket(start=1.0, factor=4, precision=1e-6, least=1e-6, most=1e6)
+    )
     assert edge * (1 - 1e-12) <= found <= edge * (1 + 2e-6)
 
 
 def test_a_search_stays_between_its_limits() -> None:
-    assert falls_to(5.0, lambda x: 1.0, start=1.0, factor=4, precision=1e-3, least=0.1) == 0.1
-    assert falls_to(5.0, lambda x: 1.0, start=1.0, factor=4, precision=1e-3) == 1.0
-    with pytest.raises(Unreachable, match="target_epsilon=5 cannot be reached: the best is ε = 9, at 16"):
-        falls_to(5.0, lambda x: 9.0, start=1.0, factor=4, precision=1e-3, most=20, at=lambda x: f", at {x:g}")
+    assert solve_decreasing(5.0, lambda x: 1.0, Bracket(start=1.0, factor=4, precision=1e-3, least=0.1)) == 0.1
+    assert solve_decreasing(5.0, lambda x: 1.0, Bracket(start=1.0, factor=4, precision=1e-3)) == 1.0
+    with pytest.raises(UnreachableTarget, match="target_epsilon=5 cannot be reached: the best is ε = 9, at 16"):
+        solve_decreasing(
+            5.0, lambda x: 9.0, Bracket(start=1.0, factor=4, precision=1e-3, most=20), at=lambda x: f", at {x:g}"
+        )
 
 
 @pytest.mark.parametrize("first", range(1, 40))
 def test_the_smallest_whole_number_is_found(first: int) -> None:
     for start in range(1, first + 1):
-        assert smallest_whole(lambda n: n >= first, start=start) == first
-        assert smallest_whole(lambda n: n >= first, start=start, most=first) == first
+        assert smallest_integer(lambda n: n >= first, start=start) == first
+        assert smallest_integer(lambda n: n >= first, start=start, most=first) == first

@@ -17,18 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sottovoce.errors import BrokenPromise, InputError
+from sottovoce.base.errors import InputError, InvariantError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.chain import Mark
-from sottovoce.privacy.client_wer import PAIR, ClientWer, contribution, estimate, is_due, planned
+from sottovoce.privacy.client_wer import PAIR, ClientWer, contribution, estimate_client_wer
 from sottovoce.privacy.events import Composition, Measured, poisson_release, repeated, run_event
+from sottovoce.privacy.guarantee import count_measurements, guarantee_of, guarantee_to_json, is_measurement_due
 from sottovoce.privacy.ledger import BudgetSpent, Charge, Ledger, verify
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.planner import plan_run, scale_plan
 from sottovoce.privacy.pld import QUICK
-from sottovoce.privacy.promise import figures, promise_of
 from sottovoce.privacy.settings import Mode, PrivacySettings
 
 ASKED = ClientWer(words=200, noise_multiplier=8.0, every=2)
@@ -130,7 +130,7 @@ def charge_of(plan: Plan) -> Charge:
 
 def test_a_round_s_charge_does_not_pay_for_it() -> None:
     plan = ASKED.plan(training())
-    with pytest.raises(BrokenPromise, match="was charged as"):
+    with pytest.raises(InvariantError, match="was charged as"):
         plan.add_noise(plan.new_total(), charge_of(training()))
 
 
@@ -162,8 +162,8 @@ def test_what_bounds_nothing_is_refused(wrong: dict[str, float]) -> None:
 
 @given(st.integers(1, 60), st.none() | st.integers(1, 70))
 def test_it_is_due_as_often_as_is_planned(steps: int, every: int | None) -> None:
-    due = [step for step in range(steps + 1) if is_due(step, steps=steps, every=every)]
-    assert len(due) == planned(steps, every=every)
+    due = [step for step in range(steps + 1) if is_measurement_due(step, steps=steps, every=every)]
+    assert len(due) == count_measurements(steps, every=every)
     assert due[-1] == steps
     assert 0 not in due
 
@@ -173,18 +173,18 @@ def test_it_is_due_as_often_as_is_planned(steps: int, every: int | None) -> None
 
 def test_the_rate_is_that_of_the_sums() -> None:
     plan = ASKED.plan(training())
-    found = estimate(pair_of(20_000, 60_000), plan)
+    found = estimate_client_wer(pair_of(20_000, 60_000), plan)
     assert found.rate == 0.25
     assert found.words == 80_000
     assert found.interval[0] < 0.25 < found.interval[1]
-    assert estimate(pair_of(-3.0, -4.0), plan).rate is None
-    assert estimate(pair_of(-3.0, -4.0), plan).interval == (0.0, 1.0)
-    assert estimate(pair_of(-500.0, 1e6), plan).rate == 0
+    assert estimate_client_wer(pair_of(-3.0, -4.0), plan).rate is None
+    assert estimate_client_wer(pair_of(-3.0, -4.0), plan).interval == (0.0, 1.0)
+    assert estimate_client_wer(pair_of(-500.0, 1e6), plan).rate == 0
 
 
-def pair_of(misheard: float, understood: float) -> torch.Tensor:
+def pair_of(errors: float, correct: float) -> torch.Tensor:
     pair_P = PAIR.zeros(dtype=torch.float64)
-    for part, value in zip(PAIR.parts(pair_P), (misheard, understood), strict=True):
+    for part, value in zip(PAIR.parts(pair_P), (errors, correct), strict=True):
         part.fill_(value)
     return pair_P
 
@@ -202,7 +202,9 @@ def test_the_interval_holds_the_rate_as_often_as_it_says(rate: float, cohort_siz
     held = 0
     for _ in range(400):
         drawn = pairs[generator.random(100) < plan.sampling_rate].sum(axis=0)
-        low, high = estimate(pair_of(*(drawn + generator.normal(0, plan.noise_std_sum, size=2))), plan).interval
+        low, high = estimate_client_wer(
+            pair_of(*(drawn + generator.normal(0, plan.noise_std_sum, size=2))), plan
+        ).interval
         held += low <= true <= high
     assert held >= 370
 
@@ -306,12 +308,12 @@ def test_the_promise_is_of_all_that_was_planned(tmp_path: Path) -> None:
             intend(ledger, plan, step)
         measure(ledger, plan, 2)
     report = verify(tmp_path / "l")
-    promised = promise_of(report)
+    promised = guarantee_of(report)
     assert promised.event == run_event(plan.event, STEPS, measurements(3))
     assert (promised.steps, promised.made, promised.measured) == (STEPS, 2, 3)
     assert promised.words is not None
     assert "5 rounds and 3 WERs of clients; 2 made" in promised.words
-    assert figures(promised, report)["promised_client_wers"] == 3
+    assert guarantee_to_json(promised, report)["promised_client_wers"] == 3
 
 
 @pytest.mark.parametrize("rounds", [2, 3])
@@ -332,11 +334,11 @@ def test_a_budget_takes_away_what_it_does_not_allow(tmp_path: Path, rounds: int)
                 break
         begun = made.copy()
     assert begun.count("round") == rounds
-    assert promise_of(verify(tmp_path / "l")).epsilon.rdp <= by_rdp * 1.000001
+    assert guarantee_of(verify(tmp_path / "l")).epsilon.rdp <= by_rdp * 1.000001
     fresh = tmp_path / "fresh"
     with opened(fresh, plan):
         pass
-    promised = promise_of(verify(fresh))
+    promised = guarantee_of(verify(fresh))
     assert (promised.steps, promised.measured) == (rounds, begun.count("wer"))
 
 
@@ -380,23 +382,23 @@ def test_a_release_pays_for_every_attempt(tmp_path: Path) -> None:
     report = verify(tmp_path / "l")
     assert (report.steps, report.attempts, report.measured, report.measured_attempts) == (2, 4, 1, 2)
     assert report.spent == run_event(plan.event, 4, measurements(2))
-    assert promise_of(report).event == run_event(plan.event, 4 + 3, measurements(2 + 2))
+    assert guarantee_of(report).event == run_event(plan.event, 4 + 3, measurements(2 + 2))
 
 
 def test_never_twice_and_never_of_nothing(tmp_path: Path) -> None:
     plan = training()
     with opened(tmp_path / "l", plan) as ledger:
-        with pytest.raises(BrokenPromise):
+        with pytest.raises(InvariantError):
             measure(ledger, plan, 0)
         intend(ledger, plan, 0)
-        with pytest.raises(BrokenPromise, match="the step after the last is 1"):
+        with pytest.raises(InvariantError, match="the step after the last is 1"):
             measure(ledger, plan, 2)
         charge = measure(ledger, plan, 1)
-        with pytest.raises(BrokenPromise, match="a second one"):
+        with pytest.raises(InvariantError, match="a second one"):
             measure(ledger, plan, 1)
     wer = ASKED.plan(plan)
     wer.add_noise(wer.new_total(), charge)
-    with pytest.raises(BrokenPromise, match="a second sum"):
+    with pytest.raises(InvariantError, match="a second sum"):
         wer.add_noise(wer.new_total(), charge)
 
 
@@ -404,7 +406,7 @@ def test_a_run_that_never_said_so_measures_nothing(tmp_path: Path) -> None:
     plan = training()
     ledger = Ledger(tmp_path / "l", header=plan.ledger_header(run="x"))
     intend(ledger, plan, 0)
-    with pytest.raises(BrokenPromise, match="the header accounts for None"):
+    with pytest.raises(InvariantError, match="the header accounts for None"):
         measure(ledger, plan, 1)
     ledger.close()
     with pytest.raises(InputError, match="belongs to another run: it says client_wer"), opened(tmp_path / "l", plan):

@@ -12,11 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.flat import segments
 from sottovoce.flat.layout import Layers, Layout, group_layers, tensor_layers
-from sottovoce.privacy.adaptive import AdaptiveClipping, centred_count, next_clip_bound, update_noise_multiplier
-from sottovoce.privacy.clipping import Clipper, Normalise, Share, clip_sums, layer_bounds, summarise
+from sottovoce.privacy.clipping import (
+    AdaptiveClipping,
+    Clipper,
+    Normalise,
+    Share,
+    centred_count,
+    clip_sums,
+    layer_bounds,
+    next_clip_bound,
+    summarise,
+    update_noise_multiplier,
+)
 
 GENERATOR = torch.Generator().manual_seed(4)
 SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 1.2e-38, 3.4e38]
@@ -158,13 +168,13 @@ def test_kernels_agree_with_the_loops(
 
     device = "cpu" if interpreted else "cuda"
     clipper = Clipper(layers=case.layers, clip_bound=clip_bound, share=share, normalise=normalise, grid=grid)
-    norms = kernels.layer_norms(case.updates.to(device), case.layers, chunk=64).cpu()
+    norms = kernels.layer_norms_on_gpu(case.updates.to(device), case.layers, chunk=64).cpu()
     assert torch.allclose(norms, segments.layer_norms(case.updates, case.layers), rtol=1e-12, equal_nan=True)
     scales = clipper._measure(case.updates, 1.0)[0]
     dtype = torch.float32 if grid is None else torch.float64
     expected, total = case.layout.zeros(dtype=dtype), case.layout.zeros(dtype=dtype, device=device)
     segments.add_scaled(expected, case.updates, scales, case.layers, grid=grid)
-    kernels.add_scaled(total, case.updates.to(device), scales.to(device), case.layers, grid=grid, chunk=64)
+    kernels.add_scaled_on_gpu(total, case.updates.to(device), scales.to(device), case.layers, grid=grid, chunk=64)
     tolerance = clip_bound * 1e-6 if grid is None else 0.0
     assert torch.allclose(total.cpu(), expected, rtol=0, atol=tolerance)
 

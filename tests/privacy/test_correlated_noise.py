@@ -13,18 +13,18 @@ import torch
 from numpy.typing import NDArray
 from tests.privacy.test_plan import LAYOUT, large_update, plan_of, secure_plan, settings_of
 
-from sottovoce.errors import BrokenPromise, InputError
-from sottovoce.privacy.adaptive import AdaptiveClipping
-from sottovoce.privacy.correlated import Correlated, Mechanism
-from sottovoce.privacy.correlated_noise import MEMORY, CorrelatedNoise, memory_rows, widening
+from sottovoce.base.errors import InputError, InvariantError
+from sottovoce.privacy.clipping import AdaptiveClipping
 from sottovoce.privacy.events import CorrelatedRelease
 from sottovoce.privacy.ledger import Charge, Ledger, verify
+from sottovoce.privacy.mechanism import Correlated, MechanismSettings
 from sottovoce.privacy.noise import NoiseScope
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.secret_files import forget
+from sottovoce.privacy.round_noise import MEMORY, CorrelatedNoise, memory_rows, widening
+from sottovoce.privacy.secret_files import delete_secrets
 from sottovoce.privacy.settings import Sampling
-from sottovoce.privacy.strategies import Banded, Blt, Strategy, column_of
+from sottovoce.privacy.strategies import Banded, Blt, Strategy, first_column
 
 BANDED = Banded(column=(1.0, 0.6, 0.4, 0.25))
 BLT = Blt(decays=(0.9, 0.4), scales=(0.3, 0.25))
@@ -36,7 +36,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 def matrix(strategy: Strategy, rows: int = ROWS) -> NDArray[np.float64]:
     """C: lower triangular, every diagonal one number."""
-    column = column_of(strategy, rows)
+    column = first_column(strategy, rows)
     return np.array([[column[row - col] if row >= col else 0.0 for col in range(rows)] for row in range(rows)])
 
 
@@ -44,9 +44,11 @@ def paid(plan: Plan, row: int, *, step: int | None = None) -> Charge:
     return Charge(plan.event, step=row if step is None else step, clip_bound=plan.clip_bound, row=row)
 
 
-def released(plan: Plan, *, rows: int = ROWS, vault: Path | None = None, device: str = "cpu") -> NDArray[np.float64]:
+def released(
+    plan: Plan, *, rows: int = ROWS, secret_folder: Path | None = None, device: str = "cpu"
+) -> NDArray[np.float64]:
     """The noise that `rows` sums of nothing get, [rows, parameters]."""
-    correlated = plan.correlated_noise(device=device, vault=vault)
+    correlated = plan.correlated_noise(device=device, secret_folder=secret_folder)
     empty = [plan.new_total(device=device) for _ in range(rows)]
     return parameters(
         [plan.add_noise(sum_P, paid(plan, row), correlated=correlated) for row, sum_P in enumerate(empty)]
@@ -91,7 +93,7 @@ def test_variance_and_covariance_over_rows_are_those_of_the_inverse(
 ) -> None:
     """Cov(y) = C⁻¹C⁻ᵀ. A covariance s of D pairs has a standard error of √((s_ii·s_jj + s_ij²)/D); six are allowed."""
     plan = make(mechanism=mechanism)
-    noise = released(plan, vault=tmp_path / "secrets" if make is secure_plan else None) / plan.noise_std_sum
+    noise = released(plan, secret_folder=tmp_path / "secrets" if make is secure_plan else None) / plan.noise_std_sum
     inverse = np.linalg.inv(matrix(mechanism.strategy))
     claimed = inverse @ inverse.T
     found = noise @ noise.T / noise.shape[1]
@@ -115,7 +117,7 @@ def test_memory_is_all_that_later_rows_need(mechanism: Correlated) -> None:
     for row in range(4):
         before.row(row)
     after.restore(before.memory_MP.clone(), rows=before.rows)
-    after.go_on(6)  # rows 4 and 5 were charged, and their sums are lost
+    after.advance_to(6)  # rows 4 and 5 were charged, and their sums are lost
     assert torch.equal(after.row(6), rows[6])
     assert len(after.memory_MP) == memory_rows(mechanism.strategy)
 
@@ -127,7 +129,7 @@ def test_what_a_release_adds_is_its_memory_rounded_to_the_grid(mechanism: Correl
     total = plan.new_total()
     plan.accumulate(total, large_update())
     summed = total.clone()
-    correlated = plan.correlated_noise(vault=tmp_path / "secrets")
+    correlated = plan.correlated_noise(secret_folder=tmp_path / "secrets")
     assert correlated is not None
     noised = plan.add_noise(total, paid(plan, 0), correlated=correlated)
     # After the first row both kinds of memory begin with that row itself.
@@ -141,9 +143,9 @@ def test_what_a_release_adds_is_its_memory_rounded_to_the_grid(mechanism: Correl
 
 
 def test_padding_stays_empty(tmp_path: Path) -> None:
-    for plan, vault in ((plan_of, None), (secure_plan, tmp_path / "secrets")):
+    for plan, secret_folder in ((plan_of, None), (secure_plan, tmp_path / "secrets")):
         made = plan(mechanism=MECHANISMS[1])
-        correlated = made.correlated_noise(vault=vault)
+        correlated = made.correlated_noise(secret_folder=secret_folder)
         for row in range(3):
             noised = made.add_noise(made.new_total(), paid(made, row), correlated=correlated)
         cleared = noised.clone()
@@ -238,7 +240,7 @@ class Run:
         secure = self.plan.settings.root_seed is None
         ledger = Ledger(self.folder / "ledger.jsonl", header=self.header)
         try:
-            correlated = self.plan.correlated_noise(vault=self.folder / "secrets" if secure else None)
+            correlated = self.plan.correlated_noise(secret_folder=self.folder / "secrets" if secure else None)
             assert correlated is not None
             for step in range(steps):
                 dies = killed_at if step == steps - 1 else None
@@ -249,7 +251,7 @@ class Run:
             ledger.close()
 
     def _round(self, ledger: Ledger, correlated: CorrelatedNoise, step: int, killed_at: str | None) -> None:
-        correlated.go_on(ledger.next_row(step))
+        correlated.advance_to(ledger.next_row(step))
         cohort = self.plan.sample(step, attempt=ledger.next_attempt(step), row=ledger.next_row(step))
         told = str(cohort[:1].tolist()) if self.plan.settings.root_seed is None else "cohort"
         charge = self.plan.charge(ledger, step=step, parameters="same", cohort=told)
@@ -282,7 +284,7 @@ def test_a_release_never_uses_a_row_for_two_sums_and_pays_for_all(
     run.rounds(3, killed_at=point)
     charged = verify(tmp_path / "ledger.jsonl").attempts
     assert charged == 3
-    known = plan.correlated_noise(vault=tmp_path / "secrets")
+    known = plan.correlated_noise(secret_folder=tmp_path / "secrets")
     assert known is not None
     assert known.rows == (3 if point == "added" else 2)
     run.rounds(2, killed_at=point)
@@ -349,57 +351,57 @@ def test_a_row_is_given_out_once_and_in_its_turn() -> None:
     assert correlated is not None
     correlated.row(0)
     for row in (0, 2):
-        with pytest.raises(BrokenPromise, match="none is for two sums"):
+        with pytest.raises(InvariantError, match="none is for two sums"):
             correlated.row(row)
-    with pytest.raises(BrokenPromise, match="two sums"):
-        correlated.go_on(0)
+    with pytest.raises(InvariantError, match="two sums"):
+        correlated.advance_to(0)
 
 
 def test_noise_of_another_kind_than_the_plans_is_refused() -> None:
     alone, plan = plan_of(), plan_of(mechanism=MECHANISMS[0])
-    with pytest.raises(BrokenPromise, match="another kind"):
+    with pytest.raises(InvariantError, match="another kind"):
         plan.add_noise(plan.new_total(), paid(plan, 0))
-    with pytest.raises(BrokenPromise, match="another kind"):
+    with pytest.raises(InvariantError, match="another kind"):
         alone.add_noise(alone.new_total(), paid(alone, 0), correlated=plan.correlated_noise())
-    with pytest.raises(BrokenPromise, match="vault"):
+    with pytest.raises(InvariantError, match="secret_folder"):
         secure_plan(mechanism=MECHANISMS[0]).correlated_noise()
-    with pytest.raises(BrokenPromise, match="vault"):
-        plan.correlated_noise(vault=Path("anywhere"))
+    with pytest.raises(InvariantError, match="secret_folder"):
+        plan.correlated_noise(secret_folder=Path("anywhere"))
 
 
 # The secret.
 
 
 def test_memory_of_a_release_is_its_owners_alone_and_goes(tmp_path: Path) -> None:
-    plan, vault = secure_plan(mechanism=MECHANISMS[0]), tmp_path / "secrets"
-    released(plan, rows=2, vault=vault)
-    assert [path.name for path in vault.iterdir()] == [MEMORY]
-    assert stat.S_IMODE((vault / MEMORY).stat().st_mode) == 0o600
-    assert stat.S_IMODE(vault.stat().st_mode) == 0o700
-    (vault / "kept").touch()
-    forget(vault, MEMORY)
-    assert [path.name for path in vault.iterdir()] == ["kept"]  # another secret, which stays
-    (vault / "kept").unlink()
-    forget(vault, MEMORY)
-    assert not vault.exists()
-    forget(vault, MEMORY)  # which may have happened before
+    plan, secret_folder = secure_plan(mechanism=MECHANISMS[0]), tmp_path / "secrets"
+    released(plan, rows=2, secret_folder=secret_folder)
+    assert [path.name for path in secret_folder.iterdir()] == [MEMORY]
+    assert stat.S_IMODE((secret_folder / MEMORY).stat().st_mode) == 0o600
+    assert stat.S_IMODE(secret_folder.stat().st_mode) == 0o700
+    (secret_folder / "kept").touch()
+    delete_secrets(secret_folder, MEMORY)
+    assert [path.name for path in secret_folder.iterdir()] == ["kept"]  # another secret, which stays
+    (secret_folder / "kept").unlink()
+    delete_secrets(secret_folder, MEMORY)
+    assert not secret_folder.exists()
+    delete_secrets(secret_folder, MEMORY)  # which may have happened before
 
 
 def test_memory_that_does_not_belong_to_the_ledger_is_refused(tmp_path: Path) -> None:
-    plan, vault = secure_plan(mechanism=MECHANISMS[0]), tmp_path / "secrets"
-    released(plan, rows=3, vault=vault)
+    plan, secret_folder = secure_plan(mechanism=MECHANISMS[0]), tmp_path / "secrets"
+    released(plan, rows=3, secret_folder=secret_folder)
     for rows in (2, 5):  # the ledger was rolled back, or the memory was
-        correlated = plan.correlated_noise(vault=vault)
+        correlated = plan.correlated_noise(secret_folder=secret_folder)
         assert correlated is not None
         with pytest.raises(InputError, match=f"knows 3 rows of noise, the ledger has charged {rows}"):
-            correlated.go_on(rows)
+            correlated.advance_to(rows)
     other = secure_plan(mechanism=MECHANISMS[1])
     with pytest.raises(InputError, match="another run's"):
-        other.correlated_noise(vault=vault)
-    content = (vault / MEMORY).read_bytes()
-    (vault / MEMORY).write_bytes(content[:-9])
+        other.correlated_noise(secret_folder=secret_folder)
+    content = (secret_folder / MEMORY).read_bytes()
+    (secret_folder / MEMORY).write_bytes(content[:-9])
     with pytest.raises(InputError, match="cannot be read"):
-        plan.correlated_noise(vault=vault)
+        plan.correlated_noise(secret_folder=secret_folder)
 
 
 def test_a_checkpoint_of_another_mechanism_is_refused() -> None:
@@ -419,7 +421,7 @@ def test_a_checkpoint_of_another_mechanism_is_refused() -> None:
     [
         ({"adaptive": AdaptiveClipping(target_quantile=0.5)}, "adaptive clipping"),
         ({"sampling": Sampling.FIXED_SIZE}, "sampling=fixed_size"),
-        ({"sampler": {"name": "tests.privacy.mine:Sampler"}}, "a sampler from outside"),
+        ({"sampler": {"name": "tests.privacy.mine:Sampler"}}, "a plug-in sampler"),
         ({"noise_scope": NoiseScope(groups={"all": ["*"]}, factors={"all": 1.0})}, "noise_scope"),
         ({"time_line": "zero"}, "time_line"),
         ({"noise_multiplier": 0.0}, "no noise to correlate"),
@@ -455,16 +457,18 @@ def test_clients_over_a_network_are_refused() -> None:
 )
 def test_a_recipe_that_says_too_little_or_too_much_is_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        Mechanism(**given)
+        MechanismSettings(**given)
 
 
 def test_a_recipes_words_become_the_best_numbers_for_its_rounds() -> None:
-    banded = Mechanism(kind="banded", bands=4).for_run(30, population_size=1000, cohort_size=20)
+    banded = MechanismSettings(kind="banded", bands=4).for_run(30, population_size=1000, cohort_size=20)
     assert (banded.cycle, len(banded.strategy.column)) == (4, 4)  # type: ignore[union-attr]
-    assert Mechanism(kind="banded", bands=4).for_run(2, population_size=9, cohort_size=2).strategy.column[2:] == ()  # type: ignore[union-attr]
-    blt = Mechanism(kind="blt", buffers=2).for_run(30, population_size=1000, cohort_size=20)
+    assert (
+        MechanismSettings(kind="banded", bands=4).for_run(2, population_size=9, cohort_size=2).strategy.column[2:] == ()
+    )  # type: ignore[union-attr]
+    blt = MechanismSettings(kind="blt", buffers=2).for_run(30, population_size=1000, cohort_size=20)
     assert (blt.cycle, len(blt.strategy.decays)) == (50, 2)  # type: ignore[union-attr]
     assert (
-        Mechanism(kind="blt", buffers=2).memory == memory_rows(blt.strategy) == 2
+        MechanismSettings(kind="blt", buffers=2).memory == memory_rows(blt.strategy) == 2
     )  # one that wins nothing is left out
-    assert Mechanism(kind="banded", bands=4).memory == memory_rows(banded.strategy) == 3
+    assert MechanismSettings(kind="banded", bands=4).memory == memory_rows(banded.strategy) == 3

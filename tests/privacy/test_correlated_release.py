@@ -9,9 +9,9 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.accounting import RunningEpsilon, delta, epsilon, pld_epsilon, rdp_epsilon
-from sottovoce.privacy.calibration import noise_multiplier_for, steps_for
+from sottovoce.privacy.calibration import calibrate_noise_multiplier, calibrate_steps
 from sottovoce.privacy.events import (
     Composition,
     CorrelatedRelease,
@@ -22,15 +22,15 @@ from sottovoce.privacy.events import (
     composed,
     event_from_json,
     event_to_json,
-    expanded,
+    expand_rows,
     fixed_size_release,
     poisson_release,
     repeated,
     run_event,
     to_dp_event,
 )
+from sottovoce.privacy.guarantee import Guarantee, joint_epsilon
 from sottovoce.privacy.pld import QUICK
-from sottovoce.privacy.promise import Promise, joint_epsilon
 from sottovoce.privacy.strategies import Banded, Blt, sensitivity, strategy_from_json
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "strategies.json").read_text())
@@ -45,7 +45,7 @@ NORM = math.sqrt(1 + 0.36 + 0.09)
     [(1, 1.0, 1), (2, math.sqrt(1.36), 1), (3, NORM, 1), (4, NORM, 1), (5, NORM, 2), (8, NORM, 2), (9, NORM, 3)],
 )
 def test_a_sampled_chain_is_a_release_for_each_cycle_that_was_begun(rows: int, moved: float, count: int) -> None:
-    ((release, times),) = expanded(BANDED, rows)
+    ((release, times),) = expand_rows(BANDED, rows)
     assert times == count
     assert release.sampling_rate == 0.4
     assert release.neighbouring == "add_remove"
@@ -55,14 +55,14 @@ def test_a_sampled_chain_is_a_release_for_each_cycle_that_was_begun(rows: int, m
 @pytest.mark.parametrize("rows", [1, 4, 5, 11])
 def test_a_chain_with_everybody_of_the_group_is_one_release(rows: int) -> None:
     for event in (BLT, CorrelatedRelease(3.0, 1.0, 4, STRATEGY)):
-        ((release, times),) = expanded(event, rows)
+        ((release, times),) = expand_rows(event, rows)
         assert (times, release.sampling_rate) == (1, 1.0)
         moved = sensitivity(event.strategy, rows=rows, cycle=4)
         assert release.noise_multiplier == pytest.approx(event.noise_multiplier / moved, rel=1e-12)
 
 
 def test_no_rows_spend_nothing() -> None:
-    assert expanded(BANDED, 0) == ()
+    assert expand_rows(BANDED, 0) == ()
     assert rdp_epsilon(repeated(BANDED, 0), 1e-6) == 0
     assert pld_epsilon(repeated(BLT, 0), 1e-6) == 0
 
@@ -167,7 +167,7 @@ def test_two_runs_are_two_chains() -> None:
     """Equal events of two runs must not be taken for one longer chain, whose last cycle would be shared."""
     alone = repeated(BANDED, 5)
     runs = {
-        name: Promise(event=alone, delta=1e-6, privacy_unit="user", simulated=True, steps=5, made=5) for name in "ab"
+        name: Guarantee(event=alone, delta=1e-6, privacy_unit="user", simulated=True, steps=5, made=5) for name in "ab"
     }
     together = joint_epsilon(runs).epsilon
     assert together is not None
@@ -198,7 +198,7 @@ def test_searches_take_chains_too() -> None:
     def run(z: float) -> Event:
         return repeated(CorrelatedRelease(z, 0.4, 4, STRATEGY), 10)
 
-    z = noise_multiplier_for(2.0, run_event=run, delta=1e-6, accountant="rdp")
+    z = calibrate_noise_multiplier(2.0, run_event=run, delta=1e-6, accountant="rdp")
     assert rdp_epsilon(run(z), 1e-6) <= 2.0 < rdp_epsilon(run(z - 1e-4), 1e-6)
     row = CorrelatedRelease(z, 0.4, 4, STRATEGY)
-    assert steps_for(2.0, step_event=row, delta=1e-6, accountant="rdp") == 12  # as many as three cycles have
+    assert calibrate_steps(2.0, step_event=row, delta=1e-6, accountant="rdp") == 12  # as many as three cycles have

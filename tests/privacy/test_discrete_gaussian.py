@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy import discrete_gaussian
 from sottovoce.privacy.discrete_gaussian import DiscreteGaussian, _context, _exp_of
 

@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.accounting import rdp_epsilon
 from sottovoce.privacy.chain import Mark, read_chain, seal
 from sottovoce.privacy.events import NoGuarantee, poisson_release, repeated
-from sottovoce.privacy.fingerprint import fingerprint
+from sottovoce.privacy.fingerprint import fingerprint_tensor
 from sottovoce.privacy.ledger import BudgetSpent, Charge, Ledger, cohort_commitment, verify
 from sottovoce.privacy.ledger_records import Header
 from sottovoce.privacy.ledger_report import LedgerReport
@@ -476,10 +476,10 @@ def test_the_fingerprint_sees_every_element(size: int, place: int, dtype: torch.
     tensor = torch.arange(size, dtype=dtype)
     changed = tensor.clone()
     changed[place % size] += 1
-    assert fingerprint(tensor) == fingerprint(tensor.clone())
-    assert len({fingerprint(t) for t in (tensor, changed, torch.cat([tensor, tensor.new_zeros(1)]))}) == 3
+    assert fingerprint_tensor(tensor) == fingerprint_tensor(tensor.clone())
+    assert len({fingerprint_tensor(t) for t in (tensor, changed, torch.cat([tensor, tensor.new_zeros(1)]))}) == 3
     if size > 1:
-        assert fingerprint(tensor) != fingerprint(tensor.roll(1))
+        assert fingerprint_tensor(tensor) != fingerprint_tensor(tensor.roll(1))
 
 
 def test_the_fingerprint_against_its_slow_twin() -> None:
@@ -497,4 +497,4 @@ def test_the_fingerprint_against_its_slow_twin() -> None:
         sum(mix(value + mix(place ^ key)) for place, value in enumerate(bits, start=1)) % 2**64
         for key in (0x1F3D5B79_2468ACE1, 0x5851F42D_4C957F2D)
     ]
-    assert fingerprint(tensor) == f"float32-4-{lanes[0]:016x}{lanes[1]:016x}"
+    assert fingerprint_tensor(tensor) == f"float32-4-{lanes[0]:016x}{lanes[1]:016x}"

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.noise import (
     NoiseScope,
@@ -24,8 +25,7 @@ from sottovoce.privacy.noise import (
     noise_multiplier_of,
     sigma_dp_of,
 )
-from sottovoce.privacy.secure_random import SecureRandom
-from sottovoce.seeds import torch_stream
+from sottovoce.privacy.randomness import SecureRandom
 
 pytest.importorskip("cryptography", reason="the secure mode draws from cryptography's AES")
 
@@ -215,7 +215,7 @@ def test_secure_words_are_uniform_and_never_repeat() -> None:
 
 FORK = """
 import os
-from sottovoce.privacy.secure_random import SecureRandom
+from sottovoce.privacy.randomness import SecureRandom
 random = SecureRandom()
 reader, writer = os.pipe()
 if os.fork() == 0:

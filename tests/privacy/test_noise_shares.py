@@ -10,14 +10,14 @@ import torch
 from scipy import stats
 from scipy.special import logsumexp
 
-from sottovoce.errors import BrokenPromise, InputError
+from sottovoce.base.errors import InputError, InvariantError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy import round_noise
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.adaptive import AdaptiveClipping
+from sottovoce.privacy.clipping import AdaptiveClipping
 from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.ledger import Charge
-from sottovoce.privacy.noise_shares import SLACK, SMALLEST_STD, NoiseShares, fewest_here, largest_cohort, log_gap
+from sottovoce.privacy.noise_shares import SLACK, SMALLEST_STD, NoiseShares, fewest_available, largest_cohort, log_gap
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.rdp import ORDERS, release_curve
 from sottovoce.privacy.settings import PrivacySettings
@@ -81,9 +81,9 @@ def test_nothing_opened_is_nothing_summed_and_the_server_adds_all_of_the_noise()
 
 
 def test_too_few_shares_are_no_release() -> None:
-    with pytest.raises(BrokenPromise, match="5 shares of noise"):
+    with pytest.raises(InvariantError, match="5 shares of noise"):
         noised(PLAN, shares=5)
-    with pytest.raises(BrokenPromise, match="shares of noise"):
+    with pytest.raises(InvariantError, match="shares of noise"):
         noised(dataclasses.replace(PLAN, noise_shares=None), shares=8)
 
 
@@ -234,11 +234,11 @@ def test_sums_that_hang_on_who_was_drawn_are_no_sampled_release() -> None:
     round_of = {"others": others, "rate": rate, "z": z, "epsilon": charged}
     assert delta_of_one_round(least=0, **round_of) == pytest.approx(delta, rel=0.01)  # type: ignore[arg-type]
     assert delta_of_one_round(least=6, **round_of) > 2 * delta  # type: ignore[arg-type]
-    assert fewest_here(6, sampling_rate=rate) > others + 1  # so that it is refused
+    assert fewest_available(6, sampling_rate=rate) > others + 1  # so that it is refused
 
 
 @pytest.mark.parametrize(("least", "rate"), [(3, 0.5), (6, 0.1), (512, 1024 / 34_753), (9, 1.0)])
 def test_with_enough_people_here_hardly_any_cohort_is_too_small(least: int, rate: float) -> None:
-    here = fewest_here(least, sampling_rate=rate)
+    here = fewest_available(least, sampling_rate=rate)
     assert stats.binom.cdf(least - 1, here, rate) <= 1e-15
     assert here == least or stats.binom.cdf(least - 1, here - 1, rate) > 1e-15

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy import noise, noise_triton
 from sottovoce.privacy.noise_triton import _normals
-from sottovoce.seeds import torch_stream
 
 try:
     import triton

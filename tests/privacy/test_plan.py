@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.flat.layout import Layout
-from sottovoce.privacy.adaptive import AdaptiveClipping, centred_count
-from sottovoce.privacy.clipping import Normalise, Share
+from sottovoce.privacy.clipping import AdaptiveClipping, Normalise, Share, centred_count
 from sottovoce.privacy.events import GaussianRelease, NoGuarantee
 from sottovoce.privacy.ledger import BudgetSpent, Charge, Ledger, verify
 from sottovoce.privacy.noise import NoiseScope

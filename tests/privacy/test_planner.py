@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sottovoce.errors import InputError
-from sottovoce.privacy.figure import draw_population_figure, population_curves, write_figure
-from sottovoce.privacy.paper_tables import (
-    PaperTable,
+from sottovoce.base.errors import InputError
+from sottovoce.papers.paper_tables import (
+    AccountedTable,
     paper_rows,
     paper_steps,
     paper_table,
@@ -22,6 +21,7 @@ from sottovoce.privacy.paper_tables import (
 from sottovoce.privacy.plan_tables import plan_table, plans_table
 from sottovoce.privacy.planner import PlannedRun, plan_run, scale_plan, smallest_population
 from sottovoce.privacy.pld import QUICK
+from sottovoce.report.populations import draw_population_curves, population_curves
 
 RUN: dict[str, Any] = {"cohort_size": 100, "central_steps": 50, "delta": 1e-6, "cap": QUICK}
 
@@ -138,11 +138,11 @@ def test_printed_rows_are_consistent_or_marked(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def table1() -> PaperTable:
+def table1() -> AccountedTable:
     return paper_table("table1")
 
 
-def test_table_1_is_reproduced(table1: PaperTable) -> None:
+def test_table_1_is_reproduced(table1: AccountedTable) -> None:
     private = [(row, plan) for row, plan in table1.rows if plan is not None]
     assert len(private) == 19
     for row, plan in private:
@@ -184,7 +184,7 @@ def test_rows_of_the_other_tables(
     assert ours.epsilon.headline <= ours.epsilon.rdp <= paper * 1.02
 
 
-def test_errata_are_marked(table1: PaperTable) -> None:
+def test_errata_are_marked(table1: AccountedTable) -> None:
     (wrong,) = [(row, plan) for row, plan in table1.rows if row.erratum]
     assert (wrong[0].printed_epsilon, wrong[0].epsilon) == (1.3, 13.0)
     assert wrong[1] is not None
@@ -212,9 +212,12 @@ def test_figure_is_written_whole(plan: PlannedRun, tmp_path: Path) -> None:
     assert all(list(curve.epsilons) == sorted(curve.epsilons, reverse=True) for curve in curves)
     assert curves[1].epsilons[-1] < curves[0].epsilons[-1]
     target = tmp_path / "plan.png"
-    write_figure(draw_population_figure(curves, plan=plan), target)
+    draw_population_curves(curves, target, plan=plan)
     assert target.read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in target.parent.iterdir()] == ["plan.png"]
-    for wrong, message in (("plan.txt", r"expected a name that ends in \.png"), ("new/plan.png", "does not exist")):
+    for wrong, message in (
+        ("plan.txt", r"expected a file name that ends in \.png"),
+        ("new/plan.png", "does not exist"),
+    ):
         with pytest.raises(InputError, match=message):
-            write_figure(draw_population_figure(curves, plan=plan), tmp_path / wrong)
+            draw_population_curves(curves, tmp_path / wrong, plan=plan)

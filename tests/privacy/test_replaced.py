@@ -9,7 +9,7 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import GaussianRelease, poisson_release, repeated
-from sottovoce.privacy.replaced import deltas_of
+from sottovoce.privacy.sampled_gaussian import replaced_deltas
 
 
 def replaced(z: float, q: float) -> GaussianRelease:
@@ -62,7 +62,7 @@ def test_no_pair_of_updates_within_the_bound_is_worse() -> None:
             absent + q * density(length * math.cos(angle), length * math.sin(angle))
             for angle, length in zip(angles, lengths, strict=True)
         )
-        allowed = deltas_of(epsilons, q, z)
+        allowed = replaced_deltas(epsilons, q, z)
         for bound, at in zip(allowed, epsilons, strict=True):
             told = float(np.maximum(one - math.exp(at) * other, 0).sum() * area)
             assert told <= bound + 1e-6, (q, z, angles, lengths, at)

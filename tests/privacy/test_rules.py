@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan, Rule

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream
 from sottovoce.privacy.sampling import (
     CyclicSampler,
     FixedSizeSampler,
@@ -18,7 +19,6 @@ from sottovoce.privacy.sampling import (
     _below,
     bounded_weight,
 )
-from sottovoce.seeds import stream
 
 
 def words_of(step: int, root: int = 5) -> Words:

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import toeplitz
 
-from sottovoce.errors import InputError
-from sottovoce.privacy.optimal_strategies import optimal_banded, optimal_blt, relative_error
+from sottovoce.base.errors import InputError
+from sottovoce.privacy.mechanism import optimal_banded, optimal_blt, relative_error
 from sottovoce.privacy.strategies import (
     Banded,
     Blt,
     Strategy,
-    column_of,
+    first_column,
     sensitivity,
     strategy_from_json,
     strategy_to_json,
@@ -28,7 +28,7 @@ BLT = Blt(decays=(0.9, 0.5), scales=(0.3, 0.25))
 
 
 def matrix(strategy: Strategy, rows: int) -> np.ndarray:
-    return np.tril(toeplitz(column_of(strategy, rows)))
+    return np.tril(toeplitz(first_column(strategy, rows)))
 
 
 def patterns(rows: int, cycle: int) -> list[tuple[int, ...]]:

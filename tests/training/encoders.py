@@ -58,10 +58,10 @@ def _family(name: str, head: str) -> Family[Any, Any]:
         Settings=Settings,
         build=partial(Network, head=head),
         stride=1,
-        of_tokens=frozenset({f"{head}.weight", f"{head}.bias"}),
-        tiny={"width": 4, "layers": 1},
+        token_tensors=frozenset({f"{head}.weight", f"{head}.bias"}),
+        smoke_options={"width": 4, "layers": 1},
     )
-    return replace(made, inherited=partial(inherited, shapes=made.shapes))
+    return replace(made, transfer=replace(made.transfer, inherited=partial(inherited, shapes=made.shapes)))
 
 
 MUTE = replace(_family("MUTE", "guess"), recognition=None)

@@ -23,19 +23,19 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "sottovoce.cli.run",
-        "sottovoce.training.smoke_runs",
+        "sottovoce.training.run",
         "sottovoce.training.suites",
-        "sottovoce.reporting.summary",
+        "sottovoce.report.summary",
         "sottovoce.models.transformer",
         "tests.training.accounted",
         "torch.utils.tensorboard",
         # What runs load when they come to account for their privacy.
         "dp_accounting.pld",
         "scipy.optimize",
-        "sottovoce.deployment.participant",
+        "sottovoce.network.node.participant",
         # Where flwr is installed: what cannot be imported is left out.
-        "sottovoce.deployment.flower",
-        "sottovoce.deployment.worker",
+        "sottovoce.network.transport.flower",
+        "sottovoce.network.node.worker",
     ]
 )
 
@@ -130,7 +130,7 @@ def run_command(arguments: list[str], watch: Watch) -> Any:
     Reports have empty figures: a short run would spend most of its time on drawing them, and more of it when watched.
     """
     from sottovoce.cli import main
-    from sottovoce.reporting import page
+    from sottovoce.report import page
 
     page.inline_svg = lambda _: "<svg />"  # type: ignore[attr-defined]
     sys.argv = ["sottovoce", *arguments]

@@ -1,4 +1,4 @@
-"""A family that hears and learns but writes nothing down, as a self-supervised one."""
+"""A family that hears and learns but writes no text, as a self-supervised one."""
 
 from dataclasses import replace
 

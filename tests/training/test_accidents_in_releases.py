@@ -14,22 +14,22 @@ import pytest
 import torch
 from tests.federated.small import MODELS, start_stream
 from tests.federated.trouble import Trouble
-from tests.several import in_processes
+from tests.ranks import in_processes
 from tests.training.test_distributed_runs import run_here
 
 from sottovoce.config import load_recipe
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import CharacterTokens
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import Dropped
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import DEFAULT, find_family
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode, PrivacySettings
-from sottovoce.store import Store
-from sottovoce.text.tokens import CharacterTokens
 from sottovoce.training import engines
-from sottovoce.users import PopulationSettings, build_population
 
 BAD, EVERYBODY = 2, 9
 ACCIDENTS = ("boom", "memory", "in training")
@@ -87,13 +87,13 @@ def test_the_sum_is_that_of_the_others_to_the_bit(
     def summed(cohort: list[int]) -> tuple[Any, list[int]]:
         """The sum, and who was dropped from it."""
         built = engines.build_engine(engine, recipe, population, start, plan, device=CPU)
-        with closing(ClientsHere(built)) as clients:
+        with closing(LocalClients(built)) as clients:
             found = clients.sum(server_P, np.array(cohort), plan=plan, step=0)
             return found, [one.client for one in built.train(server_P, cohort, step=0) if isinstance(one, Dropped)]
 
     others = [index for index in range(EVERYBODY) if index != BAD]
     expected, nobody = summed(others)
-    monkeypatch.setattr(engines, "ClientRoom", with_trouble(accident))
+    monkeypatch.setattr(engines, "ClientContext", with_trouble(accident))
     found, dropped = summed([*range(EVERYBODY)])
     assert expected.total.any()
     assert torch.equal(found.total, expected.total)
@@ -102,7 +102,7 @@ def test_the_sum_is_that_of_the_others_to_the_bit(
 
 
 def troubled_run(accident: str, *arguments: Any) -> Any:
-    engines.ClientRoom = with_trouble(accident)  # type: ignore[misc]
+    engines.ClientContext = with_trouble(accident)  # type: ignore[misc]
     return run_here(*arguments)
 
 
@@ -122,7 +122,7 @@ def test_the_run_goes_on_and_each_step_is_charged_once(
     if engine == "ranks":
         outcome = in_processes(2, troubled_run, accident, federated_recipe, changes, short_stores, out)[0]
     else:
-        monkeypatch.setattr(engines, "ClientRoom", with_trouble(accident))
+        monkeypatch.setattr(engines, "ClientContext", with_trouble(accident))
         outcome = run_here(federated_recipe, changes, short_stores, out)
     assert outcome.results is not None
     assert outcome.results["ended"]["reason"] == "finished"
@@ -139,7 +139,7 @@ def test_the_run_goes_on_and_each_step_is_charged_once(
 def test_a_simulation_shows_our_bugs(
     federated_recipe: Path, short_stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "ClientRoom", with_trouble("boom"))
+    monkeypatch.setattr(engines, "ClientContext", with_trouble("boom"))
     changes = [*RELEASE, "federation.privacy.mode=seeded", "federation.engine=sequential"]
     with pytest.raises(RuntimeError, match="boom"):
         run_here(federated_recipe, changes, short_stores, tmp_path / "run")

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import torch
 from tests.points import Watch
-from tests.several import in_processes
+from tests.ranks import in_processes
 from tests.tones import pack_tones, rename
 from tests.training.forked import run_command
 
-from sottovoce.models import saved
+from sottovoce.base.seeds import torch_stream
+from sottovoce.data.text.tokens import CharacterTokens, save_tokens
+from sottovoce.models.recogniser import create_recogniser, save_recogniser
 from sottovoce.models.transformer import FAMILY
-from sottovoce.models.transformer.network import named_settings
-from sottovoce.seeds import torch_stream
-from sottovoce.text.tokens import CharacterTokens, save_tokens
+from sottovoce.models.transformer.settings import named_settings
 
 Ended = tuple[int, str]
 LETTERS = "abcdefghijklmnopqrstuvwxyz' "
@@ -79,7 +79,7 @@ def write_model(folder: Path, *, name: str) -> None:
     folder.mkdir(exist_ok=True)
     tokens = CharacterTokens(LETTERS)
     settings = named_settings("tiny", tokens=tokens.size + 1, dropout=0.1, layer_drop=0.2)
-    saved.save(saved.fresh(FAMILY, settings, tokens, language="en", generator=torch_stream(1, name)), folder)
+    save_recogniser(create_recogniser(FAMILY, settings, tokens, language="en", generator=torch_stream(1, name)), folder)
 
 
 def with_store(folder: Path, **changed: Any) -> None:

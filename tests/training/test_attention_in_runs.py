@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import load_recipe
-from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import evaluate
-from sottovoce.models.saved import load
-from sottovoce.reporting.summary import write_report
-from sottovoce.store import Store
-from sottovoce.text.tokens import CharacterTokens, save_tokens
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.stages import run_recipe
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import CharacterTokens, save_tokens
+from sottovoce.evaluation.score import evaluate_recogniser
+from sottovoce.models.recogniser import load_recogniser
+from sottovoce.report.summary import write_report
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
 
 CRDNN = ["model={family: crdnn, size: tiny}", "data.test=[test, dev]"]
 CENTRAL = [*CRDNN, "central.steps=2", "central.evaluate_every=2", "central.schedule.lr=1e-3"]
@@ -32,8 +31,8 @@ def go(short_stores: Path, tmp_path: Path) -> Go:
 
     def go(recipe: Path, *changes: str, out: str = "run") -> tuple[Outcome, list[str]]:
         said: list[str] = []
-        around = Surroundings(tmp_path / "runs", short_stores, torch.device("cpu"), say=said.append)
-        return run_recipe(load_recipe(str(recipe), changes), out=tmp_path / out, resume=False, around=around), said
+        around = RunContext(tmp_path / "runs", short_stores, torch.device("cpu"), say=said.append)
+        return run_recipe(load_recipe(str(recipe), changes), out=tmp_path / out, resume=False, context=around), said
 
     return go
 
@@ -51,13 +50,13 @@ def test_attentions_that_stop_listening_are_counted_in_records_and_results(
     outcome, said = go(recipe_file if kind == "central" else federated_recipe, *changes)
     assert outcome.results is not None
     tested, last = outcome.results["test"], evaluated(outcome)[-1]
-    expected = evaluate(load(outcome.folder), Store(short_stores / "tones"), split="dev")
+    expected = evaluate_recogniser(load_recogniser(outcome.folder), Store(short_stores / "tones"), split="dev")
     assert expected.collapsed is not None
     assert expected.collapsed / expected.utterances >= 0.1
     assert tested["dev"]["collapsed"] == expected.collapsed
     if outcome.results["model"]["step"] == last["step"]:  # the last model is the best one
         assert last["dev_collapsed"] == expected.collapsed
-    told = f"the model stopped listening in {expected.collapsed} of {expected.utterances} utterances"
+    told = f"the attention collapsed in {expected.collapsed} of {expected.utterances} utterances"
     assert f"dev: {told}" in said
     assert f"run: {told} of dev" in write_report({"run": outcome.folder}, tmp_path, title="Run").notes
 
@@ -71,7 +70,7 @@ def test_a_run_may_be_chosen_by_what_ctc_says(
     for record in evaluated(outcome):
         assert "dev_ctc_wer" in record
         assert not {"dev_wer", "dev_collapsed"} & record.keys()
-    assert "dev_ctc_wer" in load(outcome.folder).about
+    assert "dev_ctc_wer" in load_recogniser(outcome.folder).about
     assert "word error rate by CTC" in write_report({"run": outcome.folder}, tmp_path, title="Run").path.read_text()
 
 

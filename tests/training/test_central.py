@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from tests.points import SAVED, Gate, Point, Watch, hold
-from tests.several import processes, result
+from tests.ranks import processes, result
 from tests.training import forked
 from tests.training.launched import launch, said
 
 from sottovoce.cli import main
-from sottovoce.models.saved import load
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.training import checkpoint
 
 # Behind the first checkpoint, in the middle of the next one's files, and some steps behind that.
@@ -35,7 +35,7 @@ def finish(recipe: Path, stores: Path, out: Path, *more: str) -> forked.Ended:
 
 
 def final_tensors(out: Path) -> dict[str, torch.Tensor]:
-    found, complaints = checkpoint.load_latest(out / "checkpoints")
+    found, complaints = checkpoint.load_latest_checkpoint(out / "checkpoints")
     assert found is not None
     assert not complaints
     assert found.step == 12
@@ -78,7 +78,7 @@ def test_chosen_by_its_loss_it_is_resumed_and_told_by_its_loss(recipe_file: Path
     state = json.loads((whole / "checkpoints/latest/state.json").read_text())
     assert list(state) == ["step", "best", "files", "place", "best_loss", "log", "seal"]
     assert state["best_loss"] == min(losses.values())
-    assert load(whole).about == {"recipe": "tones", "step": min(losses, key=losses.__getitem__)} | {
+    assert load_recogniser(whole).about == {"recipe": "tones", "step": min(losses, key=losses.__getitem__)} | {
         "dev_loss": state["best_loss"]
     }
 
@@ -107,7 +107,7 @@ def test_the_files_of_a_run_chosen_by_its_errors_are_as_they_always_were(
     finish(recipe_file, stores, tmp_path / "run")
     state = json.loads((tmp_path / "run/checkpoints/latest/state.json").read_text())
     assert list(state) == ["step", "best", "files", "place", "best_wer", "log", "seal"]
-    assert list(load(tmp_path / "run").about) == ["recipe", "step", "dev_wer"]
+    assert list(load_recogniser(tmp_path / "run").about) == ["recipe", "step", "dev_wer"]
     train = ["step", "loss", "gradient_norm", "lr", "epoch", "audio_seconds_per_second"]
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert [list(line) for line in lines if line["step"] in (2, 12)] == [
@@ -127,7 +127,7 @@ def test_interrupt_saves_and_says_how_to_go_on(recipe_file: Path, stores: Path, 
         ended = running.end()
     assert ended.code == 130, ended.err
     assert "--resume" in ended.err
-    found, _ = checkpoint.load_latest(out / "checkpoints")
+    found, _ = checkpoint.load_latest_checkpoint(out / "checkpoints")
     assert found is not None
     last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["step"] == found.step
@@ -152,7 +152,7 @@ def test_two_processes_learn_as_one_team(recipe_file: Path, stores: Path, tmp_pa
     arguments = ["run", recipe_file, "--stores", stores, "--out", tmp_path / "run", "--device", "cpu"]
     arguments += ["central.newbob={improvement: 0.5}", "central.evaluate_every=3"]
     launch(arguments, processes=2, log=tmp_path / "log")
-    found, _ = checkpoint.load_latest(tmp_path / "run/checkpoints")
+    found, _ = checkpoint.load_latest_checkpoint(tmp_path / "run/checkpoints")
     assert found is not None
     assert found.step == 12
     assert said(tmp_path / "log").count("On unseen speakers") == 1
@@ -183,7 +183,7 @@ def test_an_interrupt_of_one_process_stops_all_at_the_same_step(
     assert (first_code, second_code) == (130, 0), first_err + second_err
     assert "--resume" in first_err
     assert "--resume" not in second_err
-    found, _ = checkpoint.load_latest(out / "checkpoints")
+    found, _ = checkpoint.load_latest_checkpoint(out / "checkpoints")
     assert found is not None
     assert f"stopped after step {found.step:,}" in first_err
 
@@ -202,7 +202,7 @@ def test_a_kill_between_a_checkpoint_and_its_link_loses_no_best_model(
     finish(recipe_file, stores, out)
     best = (out / "model").readlink()
     wrong = next(path for path in (out / "checkpoints").glob("step-*") if path.name != best.name)
-    checkpoint.point(out / "model", wrong)
+    checkpoint.point_link(out / "model", wrong)
     (out / "results.json").unlink()  # the kill came before the end
     finish(recipe_file, stores, out, "--resume")
     assert (out / "model").readlink() == best
@@ -216,13 +216,13 @@ def test_starts_from_another_run_and_renews_the_output_for_other_tokens(
     changes = [f"central.start_from={first}", "central.steps=1", "central.schedule.lr=0.0"]
     changes += ["tokens.kind=sentence_pieces", "tokens.size=6"]
     finish(recipe_file, stores, second, *changes)
-    old, new = load(first), load(second)
+    old, new = load_recogniser(first), load_recogniser(second)
     assert new.parameters["output.weight"].shape[0] == 7
     assert torch.equal(old.parameters["blocks.00.mlp.hidden.weight"], new.parameters["blocks.00.mlp.hidden.weight"])
     # Pieces are made once: whoever goes on from there, on other people's texts too, has them and the output layer.
     third = tmp_path / "third"
     finish(recipe_file, stores, third, *changes, f"central.start_from={second}", "data.train=[dev]")
-    last = load(third)
+    last = load_recogniser(third)
     assert last.tokens.digest == new.tokens.digest
     assert torch.equal(last.parameters["output.weight"], new.parameters["output.weight"])
 

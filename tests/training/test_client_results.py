@@ -7,21 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.several import in_processes
+from tests.ranks import in_processes
 from tests.tones import pack_tones
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import as_yaml, load_recipe
-from sottovoce.config.smoke import smoke
-from sottovoce.errors import InputError
-from sottovoce.evaluation.recognise import recognise
-from sottovoce.evaluation.wer import word_error_rate
-from sottovoce.models.saved import load
-from sottovoce.store import Store
-from sottovoce.training.client_results import by_seconds, choose_clients_to_test, summary
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.speakers import population_of
-from sottovoce.training.stages import run_recipe
+from sottovoce.config.smoke import shrink_recipe
+from sottovoce.data.store import Store
+from sottovoce.evaluation.error_rates import compute_wer
+from sottovoce.evaluation.recognise import recognise_utterances
+from sottovoce.models.recogniser import load_recogniser
+from sottovoce.training.client_wer import choose_clients_to_test, group_by_seconds, summarise_clients
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
+from sottovoce.training.run_data import build_recipe_population
 
 CPU = torch.device("cpu")
 ASKED = ["federation.clients.holdout=0.25", "federation.test_clients=all"]
@@ -39,8 +38,8 @@ def client_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(recipe: Path, changes: list[str], stores: Path, out: Path) -> Outcome:
     torch.set_num_threads(1)
-    around = Surroundings(runs=out.parent / "runs", stores=stores, device=CPU)
-    return run_recipe(load_recipe(str(recipe), [*SHORT, *changes]), out=out, resume=False, around=around)
+    around = RunContext(runs=out.parent / "runs", stores=stores, device=CPU)
+    return run_recipe(load_recipe(str(recipe), [*SHORT, *changes]), out=out, resume=False, context=around)
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +76,13 @@ def told(outcome: Outcome) -> dict[str, Any]:
 def test_each_client_is_scored_on_its_own_held_out_speech(outcome: Outcome, recipe: Path, client_stores: Path) -> None:
     store = Store(client_stores / "tones")
     read = load_recipe(str(recipe), ASKED)
-    population = population_of(read, store, read.federated.clients.population(read.data))
-    best = load(outcome.folder / "model")
+    population = build_recipe_population(read, store, read.federated.clients.population(read.data))
+    best = load_recogniser(outcome.folder / "model")
     expected = []
     for client in population:
         assert len(client.held_out) == 2
         texts = [store.utterance(row).text or "" for row in client.held_out.tolist()]
-        rate = word_error_rate(texts, recognise(best, store, client.held_out))
+        rate = compute_wer(texts, recognise_utterances(best, store, client.held_out))
         expected.append((rate, client.seconds, sum(len(text.split()) for text in texts)))
     found = told(outcome)
     assert [one["after"] for one in found["per_client"]] == sorted(rate for rate, _, _ in expected)
@@ -114,7 +113,7 @@ def test_so_many_clients_are_the_same_in_repeats(recipe: Path, client_stores: Pa
 
     def chosen(count: str, *changes: str) -> list[int]:
         read = load_recipe(str(recipe), [ASKED[0], f"federation.test_clients={count}", "data.people_seed=3", *changes])
-        population = population_of(read, store, read.federated.clients.population(read.data))
+        population = build_recipe_population(read, store, read.federated.clients.population(read.data))
         return [client.index for client in choose_clients_to_test(read, population).clients]
 
     assert chosen("all") == list(range(9))
@@ -134,22 +133,22 @@ def test_clients_without_held_out_speech_are_counted(recipe: Path, tmp_path: Pat
 def test_shares_and_means_by_hand() -> None:
     """Four clients of ten words: 20 %, 50 %, 60 % and 150 %."""
     counts = np.array([[10, 2, 0, 0], [10, 5, 0, 0], [10, 0, 6, 0], [10, 5, 0, 10]])
-    found = summary(counts)
+    found = summarise_clients(counts)
     assert found["mean"] == pytest.approx(0.7)
     assert found["mean_without_above_100"] == pytest.approx(1.3 / 3)
     assert (found["share_above_50"], found["share_above_100"]) == (0.5, 0.25)
     assert found["wer"] == pytest.approx(28 / 40)
-    assert summary(counts[3:])["mean_without_above_100"] is None
+    assert summarise_clients(counts[3:])["mean_without_above_100"] is None
 
 
 def test_quarters_by_amount_of_speech() -> None:
     seconds, before = np.array([8.0, 1, 5, 2, 4]), np.array([0.1, 0.9, 0.3, 0.7, 0.5])
-    found = by_seconds(seconds, before, before / 2)
+    found = group_by_seconds(seconds, before, before / 2)
     assert [part["clients"] for part in found] == [2, 1, 1, 1]
     assert [part["seconds"] for part in found] == [[1, 2], [4, 4], [5, 5], [8, 8]]
     assert [part["before"] for part in found] == pytest.approx([0.8, 0.5, 0.3, 0.1])
     assert [part["after"] for part in found] == pytest.approx([0.4, 0.25, 0.15, 0.05])
-    assert len(by_seconds(seconds[:2], before[:2], before[:2])) == 2
+    assert len(group_by_seconds(seconds[:2], before[:2], before[:2])) == 2
 
 
 @pytest.mark.parametrize(
@@ -174,4 +173,4 @@ def test_mistakes_are_one_line(changes: list[str], message: str, recipe: Path) -
 def test_it_is_written_only_where_it_is_asked_for(recipe: Path) -> None:
     assert "test_clients" not in as_yaml(load_recipe(str(recipe)))
     assert "test_clients: all" in as_yaml(load_recipe(str(recipe), ASKED))
-    assert smoke(load_recipe(str(recipe), ASKED)).federated.test_clients == 4
+    assert shrink_recipe(load_recipe(str(recipe), ASKED)).federated.test_clients == 4

@@ -10,8 +10,8 @@ from tests.points import Point
 from tests.tones import pack_tones
 from tests.training import forked
 
+from sottovoce.privacy.guarantee import guarantee_of
 from sottovoce.privacy.ledger import verify
-from sottovoce.privacy.promise import promise_of
 
 STEPS = 6
 MEASURED = 3  # after rounds 2, 4 and 6
@@ -19,7 +19,7 @@ ASKED = ["federation.clients.holdout=0.5", "federation.client_wer={words: 3, noi
 # Before any answer: just charged. Then when all have answered, and nothing of it is on the disk.
 POINTS = {
     "charged": Point("sottovoce.privacy.ledger:Ledger.measure"),
-    "answered": Point("sottovoce.federated.client_wer:ListenersHere.wer"),
+    "answered": Point("sottovoce.federated.client_wer:LocalEvaluationClients.wer"),
     "the second time": Point("sottovoce.privacy.ledger:Ledger.measure", nth=2),
 }
 
@@ -73,7 +73,7 @@ def test_a_release_pays_for_the_attempt_that_was_lost(arguments: list[object], t
         assert spent == sorted(set(spent))  # each is on the disk before the next
         assert len({record["cohort"] for record in charged}) == len(charged)
         results = json.loads((broken / "results.json").read_text())
-        assert results["privacy"]["epsilon_rdp"] == promise_of(report).epsilon.rdp == report.epsilon.rdp
+        assert results["privacy"]["epsilon_rdp"] == guarantee_of(report).epsilon.rdp == report.epsilon.rdp
         assert len(results["client_wer"]) == MEASURED
 
 

@@ -12,20 +12,20 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.points import CHARGED, SAVED, Point
-from tests.several import in_processes
+from tests.ranks import in_processes
 from tests.training import forked
 from tests.training.test_agreement import command, expect, folders, run_arguments
 from tests.training.test_distributed_runs import run_here
 
 from sottovoce import InputError, Simulation, load_recipe
-from sottovoce.models.saved import load
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.correlated_noise import MEMORY, CorrelatedNoise, memory_rows
 from sottovoce.privacy.events import CorrelatedRelease, event_from_json, repeated
 from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.round_noise import MEMORY, CorrelatedNoise, memory_rows
 from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.training import checkpoint, federation
-from sottovoce.training.outcome import Outcome
+from sottovoce.training.run_context import Outcome
 
 __all__ = ["folders"]  # a fixture
 
@@ -36,12 +36,12 @@ BLT = "federation.privacy.mechanism={kind: blt, buffers: 2, cycle: 5}"
 SHORT = [f"federation.steps={STEPS}", f"federation.evaluate_every={STEPS}", "federation.privacy.adaptive=null"]
 # A checkpoint follows every second round, and each of these comes before the first one of its process.
 CHARGED_AGAIN = replace(CHARGED, nth=2)
-DRAWN = Point("sottovoce.privacy.correlated_noise:CorrelatedNoise._write", nth=2, at="call")
+DRAWN = Point("sottovoce.privacy.round_noise:CorrelatedNoise._write", nth=2, at="call")
 WRITTEN = replace(DRAWN, at="return")
 ADDED = Point("sottovoce.privacy.plan:Plan.add_noise", nth=2)
 MOVED = Point("sottovoce.federated.round:run_round", nth=2)
 SAVING = replace(SAVED, at="call")
-FINISHED = Point("sottovoce.training.outcome:finish")
+FINISHED = Point("sottovoce.training.run_context:write_results")
 
 
 def killed(arguments: list[object], point: Point) -> None:
@@ -168,8 +168,8 @@ def test_where_bits_do_not_repeat_lost_rows_are_burned_and_made_again_from_the_s
     mechanism: str, federated_recipe: Path, short_stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU: rounds 3 and 4 are lost with the checkpoint that would have covered them, and so are their rows."""
-    monkeypatch.setattr(federation.Federating, "_repeatable", False)
-    changes, out, save = [*SHORT, mechanism], tmp_path / "run", checkpoint.save
+    monkeypatch.setattr(federation.FederatedLoop, "_repeatable", False)
+    changes, out, save = [*SHORT, mechanism], tmp_path / "run", checkpoint.save_checkpoint
 
     def lost(folder: Path, saved: checkpoint.Checkpoint) -> Path:
         if saved.step == 4:
@@ -177,7 +177,7 @@ def test_where_bits_do_not_repeat_lost_rows_are_burned_and_made_again_from_the_s
         return save(folder, saved)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", lost)
+        patch.setattr(checkpoint, "save_checkpoint", lost)
         with pytest.raises(InputError, match="killed"):
             run_here(federated_recipe, changes, short_stores, out)
     rows: list[int] = []
@@ -212,7 +212,7 @@ def test_engines_and_ranks_come_to_the_same(federated_recipe: Path, short_stores
     for name, (count, engine) in ways.items():
         changes = [*SHORT, BLT, "federation.workers=2", f"federation.engine={engine}"]
         found = in_processes(count, one_thread_run, federated_recipe, changes, short_stores, tmp_path / name)[0]
-        models[name] = load(found.folder / "checkpoints/latest").parameters
+        models[name] = load_recogniser(found.folder / "checkpoints/latest").parameters
     for name, expected in models["sequential"].items():
         assert torch.equal(models["workers"][name], expected)
         assert torch.equal(models["ranks"][name], expected)
@@ -220,11 +220,11 @@ def test_engines_and_ranks_come_to_the_same(federated_recipe: Path, short_stores
 
 
 def other_numbers(rank: int) -> None:
-    from sottovoce.privacy import optimal_strategies
+    from sottovoce.privacy import mechanism
     from sottovoce.privacy.strategies import Banded
 
     if rank == 1:
-        optimal_strategies.optimal_banded = lambda **_: Banded(column=(1.0, 0.5, 0.25))  # type: ignore[assignment]
+        mechanism.optimal_banded = lambda **_: Banded(column=(1.0, 0.5, 0.25))  # type: ignore[assignment]
 
 
 def test_one_rank_with_another_strategy_ends_all(federated_recipe: Path, folders: list[Path], tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_rounds_in_the_hand_are_those_of_a_run(
 ) -> None:
     changes = [*SHORT, mechanism, "federation.engine=sequential"]
     run_here(federated_recipe, changes, short_stores, tmp_path / "run")
-    last = load(tmp_path / "run/checkpoints/latest").parameters
+    last = load_recogniser(tmp_path / "run/checkpoints/latest").parameters
     recipe = load_recipe(str(federated_recipe), changes)
     simulation = Simulation(recipe, stores=short_stores, runs=tmp_path / "runs")
     assert len([*simulation.rounds()]) == STEPS

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 from tests.points import CHARGED, SAVED, Gate, Point, Watch, hold
-from tests.several import in_processes, processes, result
+from tests.ranks import in_processes, processes, result
 from tests.training.launched import Kills, calls, launch
 from tests.training.running import run_here
 
-from sottovoce.errors import InputError
-from sottovoce.models import saved
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.privacy.ledger import verify
-from sottovoce.seeds import stream
 from sottovoce.training import checkpoint
-from sottovoce.training.outcome import Outcome
+from sottovoce.training.run_context import Outcome
 
 STEPS = 12
 TAKES_PART = Point("sottovoce.federated.ranks:ClientsOverRanks.take_part", at="call")
@@ -105,7 +105,7 @@ def test_two_processes_train_the_seed_too_and_find_what_one_finds(
         assert outcome.results is not None
     assert two.results["test"] == one.results["test"]
     assert two.results["start"] == one.results["start"]
-    found = [saved.load(tmp_path / name / "model").parameters for name in ("one", "two")]
+    found = [load_recogniser(tmp_path / name / "model").parameters for name in ("one", "two")]
     for name, tensor in found[0].items():
         torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
 
@@ -120,7 +120,7 @@ def test_an_interrupt_of_one_process_stops_all_and_the_same_number_goes_on(
         os.kill(second.pid, signal.SIGTERM)
         held.go()
         outcomes = [result(running) for running in started]
-    found, _ = checkpoint.load_latest(out / "checkpoints")
+    found, _ = checkpoint.load_latest_checkpoint(out / "checkpoints")
     assert found is not None
     assert [outcome.stopped_at for outcome in outcomes] == [found.step, None]
     report = verify(out / "ledger.jsonl")

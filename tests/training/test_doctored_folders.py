@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
-from tests.doctoring import edit, older, read, rechain
+from tests.tampering import edit, older, read, rechain
 
+from sottovoce.base.signatures import fingerprint, load_signing_key
 from sottovoce.cli import main
 from sottovoce.config import load_recipe
-from sottovoce.deployment.keys import make_node
-from sottovoce.models.saved_files import description_digest, digests_in
+from sottovoce.models.model_files import description_digest, digest_model_files
+from sottovoce.network.keys import make_node
 from sottovoce.privacy.ledger import verify
-from sottovoce.privacy.ledger_signature import write_signature
-from sottovoce.signatures import fingerprint, load_signing_key
+from sottovoce.privacy.ledger_report import write_ledger_signature
 from sottovoce.training.checkpoint import _digests
-from sottovoce.training.context import Surroundings
-from sottovoce.training.marks import check_ledger
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.ledger_check import check_ledger
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -73,9 +73,9 @@ def made(short_stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     wanted += [(f"{name}-unsigned", None, changes) for name, _, changes in wanted]
     wanted += [("other", None, ["federation.privacy.noise_multiplier=0", "seed=6"])]
     for name, sign, changes in wanted:
-        around = Surroundings(runs=place, stores=short_stores, device=torch.device("cpu"), sign=sign)
+        around = RunContext(runs=place, stores=short_stores, device=torch.device("cpu"), sign=sign)
         recipe = load_recipe(str(place / "tones.yaml"), changes)
-        run_recipe(recipe, out=place / name, resume=False, around=around)
+        run_recipe(recipe, out=place / name, resume=False, context=around)
     return Made(place, place / "key" / "node.pub")
 
 
@@ -307,7 +307,7 @@ def model_and_chain(folder: Path, other: Path) -> None:
     other_checkpoint(folder, other)
     place = folder / LAST
     step = read(place / "config.json")["about"]["step"]
-    fitted = digests_in(place)
+    fitted = digest_model_files(place)
 
     def change(record: dict[str, Any]) -> dict[str, Any]:
         if record["kind"] == "commit" and record["step"] == step - 1:
@@ -387,7 +387,7 @@ def signed_by_another(folder: Path, other: Path) -> None:
     edit(folder / "results.json", wer_lowered)
     key = load_signing_key(other.parent / "other-key")
     rechain(folder, lambda record: {name: value for name, value in record.items() if name != "signer"})
-    write_signature(folder / "ledger.jsonl", verify(folder / "ledger.jsonl").mark, key=key)
+    write_ledger_signature(folder / "ledger.jsonl", verify(folder / "ledger.jsonl").mark, key=key)
 
 
 JSON_FILES = ("results.json", "population.json", "inputs.json", "environment.json", "engine.json")
@@ -607,15 +607,15 @@ def test_a_run_does_not_go_on_from_another_model(made: Made, short_stores: Path,
     other_checkpoint(folder, made.place / "other")
     (folder / "results.json").unlink()
     recipe = load_recipe(str(made.place / "tones.yaml"), ["federation.privacy.mode=secure"])
-    around = Surroundings(runs=tmp_path, stores=short_stores, device=torch.device("cpu"))
+    around = RunContext(runs=tmp_path, stores=short_stores, device=torch.device("cpu"))
     with pytest.raises(ValueError, match=r"step-000004 is not what the ledger knows of it"):
-        run_recipe(recipe, out=folder, resume=True, around=around)
+        run_recipe(recipe, out=folder, resume=True, context=around)
 
 
 def test_what_is_exported_is_the_committed_model(made: Made, sottovoce: Callable[..., Ended], tmp_path: Path) -> None:
     folder = made.place / "release"
     assert sottovoce("export", folder, "--out", tmp_path / "exported").code == 0
-    found = digests_in(tmp_path / "exported")
+    found = digest_model_files(tmp_path / "exported")
     commits = verify(folder / "ledger.jsonl").commits
     step = read(tmp_path / "exported" / "config.json")["about"]["step"]
     assert found == commits[step - 1]["model"]
@@ -667,17 +667,17 @@ def test_a_signature_covers_every_commit_while_a_run_goes_on(
 ) -> None:
     """Interrupted before its end, a run is signed up to its last commit; it goes on, and all of it is."""
     recipe = load_recipe(str(made.place / "tones.yaml"), ["federation.privacy.mode=secure"])
-    around = Surroundings(
+    around = RunContext(
         runs=tmp_path, stores=short_stores, device=torch.device("cpu"), sign=made.place / "key" / "node.key"
     )
     with monkeypatch.context() as patched:
         patched.setattr("sottovoce.training.federated_run._results", stop)
         with pytest.raises(KeyboardInterrupt):
-            run_recipe(recipe, out=tmp_path / "run", resume=False, around=around)
+            run_recipe(recipe, out=tmp_path / "run", resume=False, context=around)
     found = check_ledger(tmp_path / "run")
     assert found.signature.signer is not None
     assert found.signature.length == found.report.settled_length == found.report.mark.length
-    run_recipe(recipe, out=tmp_path / "run", resume=True, around=around)
+    run_recipe(recipe, out=tmp_path / "run", resume=True, context=around)
     found = check_ledger(tmp_path / "run", expected_key=found.signature.signer)
     assert found.signature.length == found.report.mark.length
     assert "metrics.jsonl" in found.signature.files

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sottovoce.config import Federation
+from sottovoce.config import FederationSettings
 from sottovoce.training import engines
 
 FEW: dict[str, Any] = {"steps": 10, "cohort_size": 8}
@@ -30,6 +30,6 @@ def test_workers_are_chosen_where_all_have_enough_to_do(
     size: dict[str, Any], cores: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "usable_cores", lambda: cores)
-    chosen, why = engines.for_cpu(Federation(**SETTINGS | size))
+    chosen, why = engines.choose_cpu_engine(FederationSettings(**SETTINGS | size))
     assert chosen == expected
     assert why["why"]

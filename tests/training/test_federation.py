@@ -12,18 +12,17 @@ import pytest
 import torch
 from tests.tones import pack_tones
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import load_recipe
-from sottovoce.errors import InputError
 from sottovoce.federated import client as client_module
-from sottovoce.models.saved import load
-from sottovoce.models.saved import save as save_model
+from sottovoce.models.recogniser import load_recogniser
+from sottovoce.models.recogniser import save_recogniser as save_model
 from sottovoce.privacy.ledger import verify
-from sottovoce.reporting.summary import write_report
+from sottovoce.report.summary import write_report
 from sottovoce.training import checkpoint, engines, federation
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
 from sottovoce.training.run_folder import open_run
-from sottovoce.training.stages import run_recipe
 
 Run = Callable[..., Outcome]
 FAST = ["federation.steps=2", "federation.evaluate_every=2", "federation.privacy.adaptive=null"]
@@ -35,9 +34,9 @@ def run(federated_recipe: Path, short_stores: Path, tmp_path: Path) -> Run:
 
     def go(*changes: str, out: str = "run", resume: bool = False, stores: Path = short_stores) -> Outcome:
         said.clear()
-        around = Surroundings(runs=tmp_path / "runs", stores=stores, device=torch.device("cpu"), say=said.append)
+        around = RunContext(runs=tmp_path / "runs", stores=stores, device=torch.device("cpu"), say=said.append)
         recipe = load_recipe(str(federated_recipe), [*FAST, *changes])
-        return run_recipe(recipe, out=tmp_path / out, resume=resume, around=around)
+        return run_recipe(recipe, out=tmp_path / out, resume=resume, context=around)
 
     said: list[str] = []
     go.said = said  # type: ignore[attr-defined]
@@ -141,13 +140,13 @@ def test_a_papers_population_is_compared_with_and_not_asked_for(run: Run, theirs
 
 def test_a_finished_run_is_not_run_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run()
-    monkeypatch.setattr("sottovoce.training.federated_run.Federating", None)
+    monkeypatch.setattr("sottovoce.training.federated_run.FederatedLoop", None)
     assert run(resume=True).results == first.results
 
 
 def test_the_result_of_a_run_with_an_average_is_the_average(run: Run) -> None:
     folder = run("federation.server.ema=0.5").folder
-    found, _ = checkpoint.load_latest(folder / "checkpoints")
+    found, _ = checkpoint.load_latest_checkpoint(folder / "checkpoints")
     assert found is not None
     average, last = found.recogniser.parameters, found.optimiser[checkpoint.PARAMETERS]
     assert not torch.equal(average["output.weight"].flatten()[:10], last[-10:])
@@ -189,7 +188,7 @@ def test_models_that_write_nothing_are_chosen_by_their_loss_and_reported(run: Ru
     assert any("chosen by the loss on " in line for line in run.said)  # type: ignore[attr-defined]
     write_report({"mute": outcome.folder}, tmp_path, title="Mute")
     assert "Loss on speakers who are not trained on" in (tmp_path / "report.html").read_text()
-    with pytest.raises(InputError, match=r"measure=wer: models of family=tests\.training\.mute:FAMILY write nothing"):
+    with pytest.raises(InputError, match=r"measure=wer: models of family=tests\.training\.mute:FAMILY write no text"):
         run("model.family=tests.training.mute:FAMILY", "model.size=tiny", "federation.measure=wer", out="other")
 
 
@@ -198,7 +197,7 @@ def test_the_state_of_a_run_chosen_by_its_errors_is_as_it_always_was(run: Run) -
     state = json.loads((outcome.folder / "checkpoints/latest/state.json").read_text())
     known = ["ledger", "best_wer", "since_best", "evaluated", "clip_bound"]
     assert list(state) == ["step", "best", "files", *known, "seal"]
-    assert list(load(outcome.folder).about) == ["recipe", "step", "dev_wer", "guarantee"]
+    assert list(load_recogniser(outcome.folder).about) == ["recipe", "step", "dev_wer", "guarantee"]
     assert list(lines(outcome.folder / "metrics.jsonl")[-1])[-1] == "dev_wer"
 
 
@@ -214,7 +213,7 @@ def test_a_run_ends_at_the_last_step_that_its_budget_allows(run: Run) -> None:
     report = verify(outcome.folder / "ledger.jsonl")
     assert (report.steps, report.committed_step) == (3, 2)
     assert report.epsilon.rdp <= budget
-    found, _ = checkpoint.load_latest(outcome.folder / "checkpoints")
+    found, _ = checkpoint.load_latest_checkpoint(outcome.folder / "checkpoints")
     assert found is not None
     assert found.step == 3, "what was paid for is kept"
     assert [record["step"] for record in lines(outcome.folder / "metrics.jsonl")] == [0, 1, 2, 3]
@@ -355,7 +354,7 @@ def test_resuming_moves_the_clip_bound_on_from_where_it_was(run: Run, monkeypatc
     changes = [adaptive, "federation.steps=4", "federation.evaluate_every=4"]
     whole = run(*changes, out="whole")
     with monkeypatch.context() as patch:
-        patch.setattr("sottovoce.training.keeper.interruptible", _asked_at_once)
+        patch.setattr("sottovoce.training.loop.interruptible", _asked_at_once)
         assert run(*changes).stopped_at == 1
     broken = run(*changes, resume=True)
     bounds = [[record["clip_bound"] for record in lines(o.folder / "metrics.jsonl")[1:]] for o in (whole, broken)]
@@ -372,9 +371,9 @@ def _asked_at_once() -> Iterator[Callable[[], bool]]:
 def test_a_model_folder_may_be_the_seed_and_is_said_to_be_unknown(run: Run, tmp_path: Path) -> None:
     seed = tmp_path / "bare"
     seed.mkdir()
-    save_model(load(run(out="first").folder), seed)
+    save_model(load_recogniser(run(out="first").folder), seed)
     outcome = run(f"federation.seed_model={seed}", "federation.privacy.noise_multiplier=0")
-    assert any("nobody can say whether it has heard" in line for line in run.said)  # type: ignore[attr-defined]
+    assert any("it is not known whether it was trained on" in line for line in run.said)  # type: ignore[attr-defined]
     assert outcome.results is not None
 
 
@@ -386,7 +385,7 @@ def test_where_bits_do_not_repeat_lost_rounds_are_new_attempts(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As on a GPU: the lost rounds have other cohorts and other noise, and are paid for again."""
-    monkeypatch.setattr(federation.Federating, "_repeatable", False)
+    monkeypatch.setattr(federation.FederatedLoop, "_repeatable", False)
     rounds = ["federation.steps=6", "federation.evaluate_every=6", "federation.checkpoint_every=2"]
     whole = federation.run_round
     made = []

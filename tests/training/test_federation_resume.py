@@ -14,8 +14,8 @@ from tests.commands import command, finished
 from tests.points import CHARGED, SAVED, Gate, Point
 from tests.training import forked
 
+from sottovoce.base.seeds import stream
 from sottovoce.privacy.ledger import verify
-from sottovoce.seeds import stream
 from sottovoce.training import checkpoint
 
 KILLS = 10
@@ -91,7 +91,7 @@ def test_a_release_killed_ten_times_charges_every_attempt_and_repeats_neither_co
     repeated = 0
     models = []
     for run in (tmp_path / "whole", *folders):
-        found, complaints = checkpoint.load_latest(run / "checkpoints")
+        found, complaints = checkpoint.load_latest_checkpoint(run / "checkpoints")
         assert not complaints
         assert found is not None
         report = verify(run / "ledger.jsonl")
@@ -131,7 +131,7 @@ def test_an_interrupt_finishes_the_round_saves_and_says_how_to_go_on(
         held.go()
         ended = running.end()
     assert ended.code == 130, ended.err
-    found, _ = checkpoint.load_latest(out / "checkpoints")
+    found, _ = checkpoint.load_latest_checkpoint(out / "checkpoints")
     assert found is not None
     assert json.loads(ended.out) == {"ended": {"step": found.step, "reason": "interrupted"}}
     assert f"stopped after step {found.step:,} and saved: the same command with --resume goes on" in ended.err

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.several import in_processes
+from tests.ranks import in_processes
 from torch import Tensor
 
 from sottovoce.config import load_recipe
-from sottovoce.models import saved
-from sottovoce.training.context import Surroundings
-from sottovoce.training.stages import run_recipe
+from sottovoce.models.recogniser import load_recogniser
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
 
 RECIPE = """
 about: one batch for all
@@ -34,8 +34,8 @@ WITHOUT_CHANCE = [
 
 
 def train(recipe: Path, changes: list[str], stores: Path, out: Path) -> None:
-    around = Surroundings(runs=out.parent, stores=stores, device=torch.device("cpu"))
-    run_recipe(load_recipe(str(recipe), changes), out=out, resume=False, around=around)
+    around = RunContext(runs=out.parent, stores=stores, device=torch.device("cpu"))
+    run_recipe(load_recipe(str(recipe), changes), out=out, resume=False, context=around)
 
 
 def trained(world: int, changes: list[str], *, stores: Path, folder: Path) -> Tensor:
@@ -46,7 +46,7 @@ def trained(world: int, changes: list[str], *, stores: Path, folder: Path) -> Te
         train(recipe, changes, stores, out)
     else:
         in_processes(world, train, recipe, changes, stores, out)
-    parameters = saved.load(out / "checkpoints/latest").parameters
+    parameters = load_recogniser(out / "checkpoints/latest").parameters
     return torch.cat([tensor.flatten() for _, tensor in sorted(parameters.items())])
 
 

@@ -12,15 +12,14 @@ from tests.training.running import run_here
 from tests.training.test_correlated_runs import BANDED, SHORT
 
 from sottovoce import InputError
-from sottovoce.corpora.corpus import Corpus, RenderedSpeaker
-from sottovoce.corpora.problems import ProblemLog
+from sottovoce.data.corpora.corpus import Corpus, ProblemLog, RenderedSpeaker
+from sottovoce.data.population import PopulationSettings, build_population
+from sottovoce.data.store import Store, pack_corpus
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.sampling import CyclicSampler
 from sottovoce.privacy.secret_files import SECRETS
-from sottovoce.store import Store, pack
 from sottovoce.training import checkpoint
-from sottovoce.training.group_members import GROUPS, members_digest
-from sottovoce.users import PopulationSettings, build_population
+from sottovoce.training.federated_run import GROUPS, digest_groups
 
 RELEASE = [*SHORT, BANDED, "federation.privacy.mode=secure"]
 People = list[RenderedSpeaker]
@@ -35,7 +34,7 @@ def longer(rendered: RenderedSpeaker) -> RenderedSpeaker:
 
 
 def packed(place: Path, people: People) -> Path:
-    pack(Corpus("tones", "en", people, identity, ProblemLog()), place / "tones", workers=1)
+    pack_corpus(Corpus("tones", "en", people, identity, ProblemLog()), place / "tones", workers=1)
     return place
 
 
@@ -45,7 +44,7 @@ def in_order(people: People) -> People:
 
 def broken_off(recipe: Path, stores: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A release that has charged four rounds, and saved two."""
-    save = checkpoint.save
+    save = checkpoint.save_checkpoint
 
     def lost(folder: Path, saved: checkpoint.Checkpoint) -> Path:
         if saved.step == 4:
@@ -53,7 +52,7 @@ def broken_off(recipe: Path, stores: Path, out: Path, monkeypatch: pytest.Monkey
         return save(folder, saved)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", lost)
+        patch.setattr(checkpoint, "save_checkpoint", lost)
         with pytest.raises(InputError, match="killed"):
             run_here(recipe, RELEASE, stores, out)
     assert verify(out / "ledger.jsonl").attempts == 4
@@ -133,11 +132,11 @@ def test_the_digest_is_of_people_in_groups_and_needs_its_key(short_stores: Path)
     silos = build_population(store, PopulationSettings(split="train", clients="silo", silos=4), seed=1)
     others = build_population(store, PopulationSettings(split="train", clients="silo", silos=4), seed=2)
     sampler, key = CyclicSampler(cycle=2, sampling_rate=1.0), bytes(32)
-    known = members_digest(silos, sampler, key=key)
-    assert members_digest(silos, CyclicSampler(cycle=2, sampling_rate=0.5), key=key) == known
+    known = digest_groups(silos, sampler, key=key)
+    assert digest_groups(silos, CyclicSampler(cycle=2, sampling_rate=0.5), key=key) == known
     different = [
-        members_digest(others, sampler, key=key),  # somebody is in another silo
-        members_digest(silos, CyclicSampler(cycle=3, sampling_rate=1.0), key=key),
-        members_digest(silos, sampler, key=bytes(31) + b"1"),
+        digest_groups(others, sampler, key=key),  # somebody is in another silo
+        digest_groups(silos, CyclicSampler(cycle=3, sampling_rate=1.0), key=key),
+        digest_groups(silos, sampler, key=bytes(31) + b"1"),
     ]
     assert len({known, *different}) == 4

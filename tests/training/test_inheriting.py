@@ -7,17 +7,16 @@ import pytest
 import torch
 from tests.training.listener import FAMILY
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
 from sottovoce.config.loading import load_recipe
 from sottovoce.config.recipe import Recipe
-from sottovoce.errors import InputError
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import Recogniser, fresh, load, save
-from sottovoce.seeds import torch_stream
-from sottovoce.store import Store
-from sottovoce.text.tokens import CharacterTokens
-from sottovoce.training.assemble import starting_model
-from sottovoce.training.central import starting_point
-from sottovoce.training.seeding import find_seed
+from sottovoce.models.recogniser import Recogniser, create_recogniser, load_recogniser, save_recogniser
+from sottovoce.training.parent_model import resolve_parent_model
+from sottovoce.training.start_model import build_start_model, init_start_model
 
 OTHER_TOKENS = CharacterTokens.seen_in(["xyz"])
 
@@ -28,8 +27,8 @@ def pretrained(tmp_path: Path) -> Path:
     folder = tmp_path / "pretrained"
     folder.mkdir()
     settings = FAMILY.Options(size="tiny").settings(tokens=OTHER_TOKENS.size + 1)
-    made = fresh(FAMILY, settings, OTHER_TOKENS, language="en", generator=torch_stream(9, "init"))
-    save(replace(made, parameters={name: p + 1 for name, p in made.parameters.items()}), folder)
+    made = create_recogniser(FAMILY, settings, OTHER_TOKENS, language="en", generator=torch_stream(9, "init"))
+    save_recogniser(replace(made, parameters={name: p + 1 for name, p in made.parameters.items()}), folder)
     find_family(FAMILY.name)  # as `--family` does: a folder alone has nothing imported
     return folder
 
@@ -44,7 +43,7 @@ def with_transducer(recipe: Path, size: str = "tiny") -> Recipe:
 
 def inherited(start: Recogniser, folder: Path) -> set[str]:
     """The tensors that are the seed's."""
-    seed = load(folder).parameters
+    seed = load_recogniser(folder).parameters
     pairs = ((name, tensor, seed[name]) for name, tensor in start.parameters.items())
     return {name for name, own, its in pairs if own.shape == its.shape and torch.equal(own, its)}
 
@@ -53,10 +52,12 @@ def test_the_encoder_is_the_seeds_and_the_tokens_are_the_recipes(
     recipe_file: Path, federated_recipe: Path, stores: Path, pretrained: Path, tmp_path: Path
 ) -> None:
     store = Store(stores / "tones")
-    federated = starting_model(
-        with_transducer(federated_recipe), find_seed(str(pretrained), runs=tmp_path, root_seed=1), store
+    federated = build_start_model(
+        with_transducer(federated_recipe), resolve_parent_model(str(pretrained), runs=tmp_path, root_seed=1), store
     )
-    central = starting_point(with_transducer(recipe_file), federated.tokens, load(pretrained), language="en")
+    central = init_start_model(
+        with_transducer(recipe_file), federated.tokens, load_recogniser(pretrained), language="en"
+    )
     for start in (central, federated):
         assert start.family.name == "transducer"
         assert start.tokens.digest != OTHER_TOKENS.digest
@@ -67,7 +68,9 @@ def test_another_encoder_or_another_direction_is_refused(
     recipe_file: Path, federated_recipe: Path, pretrained: Path
 ) -> None:
     with pytest.raises(InputError, match="the model to start from has Encoder"):
-        starting_point(with_transducer(recipe_file, "small"), OTHER_TOKENS, load(pretrained), language="en")
+        init_start_model(
+            with_transducer(recipe_file, "small"), OTHER_TOKENS, load_recogniser(pretrained), language="en"
+        )
     plain = load_recipe(str(federated_recipe))
     with pytest.raises(InputError, match=r"is of family=tests\.training\.listener:FAMILY, expected ctc_transformer"):
-        starting_point(plain, OTHER_TOKENS, load(pretrained), language="en")
+        init_start_model(plain, OTHER_TOKENS, load_recogniser(pretrained), language="en")

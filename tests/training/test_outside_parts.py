@@ -9,18 +9,18 @@ import torch
 
 from sottovoce import Simulation, load_recipe
 from sottovoce.privacy.ledger import verify
-from sottovoce.reporting.summary import write_report
-from sottovoce.training.context import Surroundings
+from sottovoce.report.summary import write_report
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
 from sottovoce.training.run_folder import LEDGER
-from sottovoce.training.stages import run_recipe
 
 FAST = ["federation.steps=2", "federation.evaluate_every=2", "federation.privacy.adaptive=null"]
 OUTSIDE = {
-    "clip_rule": {"name": "tests.privacy.test_outside:Grown", "factor": 1e6},
-    "weights": {"name": "tests.privacy.test_outside:Constant", "weight": 0.5},
+    "clip_rule": {"name": "tests.privacy.test_plugins:Grown", "factor": 1e6},
+    "weights": {"name": "tests.privacy.test_plugins:Constant", "weight": 0.5},
 }
 WORDS = (
-    "clipping by tests.privacy.test_outside:Grown(factor=1000000.0) and weights by tests.privacy.test_outside:"
+    "clipping by tests.privacy.test_plugins:Grown(factor=1000000.0) and weights by tests.privacy.test_plugins:"
     "Constant(weight=0.5), which are not part of this package: this holds if they look at the data of one speaker alone"
 )
 
@@ -32,9 +32,9 @@ def changes(**parts: Any) -> list[str]:
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_says_what_its_promise_rests_on(federated_recipe: Path, short_stores: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    around = Surroundings(tmp_path / "runs", short_stores, torch.device("cpu"), say=said.append)
+    around = RunContext(tmp_path / "runs", short_stores, torch.device("cpu"), say=said.append)
     recipe = load_recipe(str(federated_recipe), changes(**OUTSIDE))
-    outcome = run_recipe(recipe, out=tmp_path / "run", resume=False, around=around)
+    outcome = run_recipe(recipe, out=tmp_path / "run", resume=False, context=around)
     assert any(line.endswith(WORDS) for line in said)
     assert load_recipe(str(outcome.folder / "config.yaml")) == recipe
     assert outcome.results is not None
@@ -56,9 +56,9 @@ def test_a_rule_that_enlarges_is_clipped_and_a_weight_counts(federated_recipe: P
 
 
 def test_with_a_sampler_from_outside_nothing_is_promised(federated_recipe: Path, short_stores: Path) -> None:
-    sampler = {"name": "tests.privacy.test_outside:InTurn", "first": 3}
+    sampler = {"name": "tests.privacy.test_plugins:InTurn", "first": 3}
     simulation = Simulation(load_recipe(str(federated_recipe), changes(sampler=sampler)), stores=short_stores)
-    assert "no guarantee: cohorts are drawn by tests.privacy.test_outside:InTurn(first=3)" in simulation.plan.guarantee
+    assert "no guarantee: cohorts are drawn by tests.privacy.test_plugins:InTurn(first=3)" in simulation.plan.guarantee
     first, second = simulation.rounds()
     assert (first.epsilon, second.epsilon) == (None, None)
     assert (first.diagnostics["cohort"], second.diagnostics["cohort"]) == (2, 2)

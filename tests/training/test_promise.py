@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.doctoring import rechain
+from tests.tampering import rechain
 from tests.training.test_federation import _asked_at_once
 from typer.testing import CliRunner
 
@@ -17,9 +17,8 @@ from sottovoce.cli import app
 from sottovoce.config import load_recipe
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release, repeated
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -51,9 +50,9 @@ def command(federated_recipe: Path, short_stores: Path, tmp_path: Path) -> Calla
 @pytest.fixture
 def outcome(federated_recipe: Path, short_stores: Path, tmp_path: Path) -> Callable[..., Outcome]:
     def run(*changes: str, out: str = "run", resume: bool = False) -> Outcome:
-        around = Surroundings(tmp_path / "runs", short_stores, torch.device("cpu"))
+        around = RunContext(tmp_path / "runs", short_stores, torch.device("cpu"))
         recipe = load_recipe(str(federated_recipe), list(changes))
-        return run_recipe(recipe, out=tmp_path / out, resume=resume, around=around)
+        return run_recipe(recipe, out=tmp_path / out, resume=resume, context=around)
 
     return run
 
@@ -100,7 +99,7 @@ def test_an_interrupted_run_says_what_it_has_promised(
     command: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody may look at the dev WER and not go on."""
-    monkeypatch.setattr("sottovoce.training.keeper.interruptible", _asked_at_once)
+    monkeypatch.setattr("sottovoce.training.loop.interruptible", _asked_at_once)
     printed = command(*PLAIN, code=130)
     assert "stopped after step 1 and saved" in printed
     assert f"{WORDS}1 made" in printed

@@ -25,9 +25,9 @@ from tests.published import (
     still_clock,
 )
 
+from sottovoce.base.seeds import name_key
 from sottovoce.cli import main
-from sottovoce.seeds import name_key
-from sottovoce.store import Store
+from sottovoce.data.store import Store
 
 RECIPE = """
 about: tones, federated

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import soundfile
 import torch
-from tests.corpora import trees
+from tests.data.corpora import trees
 
 from sottovoce.config import load_recipe
-from sottovoce.corpora import librilight, librispeech, mls
-from sottovoce.store import Store, pack
-from sottovoce.training.context import Surroundings
-from sottovoce.training.speakers import speakers_of
-from sottovoce.training.stages import run_recipe
+from sottovoce.data.corpora import librilight, librispeech, mls
+from sottovoce.data.store import Store, pack_corpus
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
+from sottovoce.training.run_data import build_training_population
 
 ROOM = "ramesh2023/"
 FRENCH = 5  # speakers to train on: one has labels
@@ -26,14 +26,14 @@ ROUNDS = [*SMALL, "federation.cohort_size=2", "federation.steps=50", "federation
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     corpora, made = tmp_path_factory.mktemp("corpora"), tmp_path_factory.mktemp("stores")
     trees.librilight(corpora / "librilight", trees.noise)
-    large = librilight.read(corpora / "librilight", splits=["large"], point=True)
-    pack(large, made / "librilight-large", workers=1)
+    large = librilight.read_librilight(corpora / "librilight", splits=["large"], point=True)
+    pack_corpus(large, made / "librilight-large", workers=1)
     for number, split in enumerate(("dev-other", "test-clean", "test-other"), 300):
         folder = corpora / f"LibriSpeech/{split}/{number}/1"
         folder.mkdir(parents=True)
         soundfile.write(folder / f"{number}-1-0000.flac", trees.noise(number, 1)[0], trees.RATE, subtype="PCM_16")
         (folder / f"{number}-1.trans.txt").write_text(f"{number}-1-0000 SOME WORDS\n")
-    pack(librispeech.read(corpora / "LibriSpeech"), made / "librispeech", workers=1)
+    pack_corpus(librispeech.read_librispeech(corpora / "LibriSpeech"), made / "librispeech", workers=1)
     for split, people in {"train": range(FRENCH), "dev": [50], "test": [60]}.items():
         said = {f"{who}_9_{i:06}": (f"b_{i}", 0.0, "un livre") for who in people for i in range(2)}
         sounds = {id: sound for i, id in enumerate(said) for sound in trees.noise(100 + i, 1)}
@@ -41,17 +41,17 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (corpora / "mls_french/metainfo.txt").write_text(
         "SPEAKER | GENDER | PARTITION | MINUTES | BOOK ID | TITLE | CHAPTER\n"
     )
-    pack(mls.read(corpora / "mls_french"), made / "mls-french", workers=1)
+    pack_corpus(mls.read_mls(corpora / "mls_french"), made / "mls-french", workers=1)
     return made
 
 
 def test_three_stages_from_libri_light_to_french(stores: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    around = Surroundings(runs=tmp_path, stores=stores, device=torch.device("cpu"), say=said.append)
+    around = RunContext(runs=tmp_path, stores=stores, device=torch.device("cpu"), say=said.append)
 
     def run(name: str, changes: list[str]) -> tuple[str, dict[str, Any]]:
         out = tmp_path / name.replace("/", "-")
-        run_recipe(load_recipe(ROOM + name, changes), out=out, resume=False, around=around)
+        run_recipe(load_recipe(ROOM + name, changes), out=out, resume=False, context=around)
         results: dict[str, Any] = json.loads((out / "results.json").read_text())
         return str(out), results
 
@@ -70,7 +70,9 @@ def test_labels_and_continued_pre_training_are_other_people(stores: Path) -> Non
     store = Store(stores / "mls-french")
     people = []
     for name in ("table3/continued-fl48-52k", "pretraining/fr-fl48-52k", "pretraining/fr-central-52k"):
-        people.append({store.user(row).name for row in speakers_of(load_recipe(ROOM + name), store).user_rows()})
+        people.append(
+            {store.user(row).name for row in build_training_population(load_recipe(ROOM + name), store).user_rows()}
+        )
     labelled, *unlabelled = people
     assert len(labelled) == 1
     assert unlabelled == [{str(who) for who in range(FRENCH)} - labelled] * 2

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.errors import InputError
-from sottovoce.training.run_folder import environment, open_run
+from sottovoce.base.errors import InputError
+from sottovoce.training.run_folder import describe_environment, open_run
 
 INPUTS = {"data.store digest": "1", "number of processes": 1}
 
@@ -85,10 +85,10 @@ def test_what_was_measured_later_is_forgotten(tmp_path: Path) -> None:
 
 def test_the_commit_is_that_of_the_sources_or_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SOTTOVOCE_COMMIT", raising=False)
-    found = environment()["commit"]
+    found = describe_environment()["commit"]
     assert found is None or re.fullmatch("[0-9a-f]{40}(-dirty)?", found)
     monkeypatch.setenv("SOTTOVOCE_COMMIT", "0123abc")
-    assert environment()["commit"] == "0123abc"
+    assert describe_environment()["commit"] == "0123abc"
 
 
 @pytest.mark.parametrize(

@@ -8,25 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from tests.several import in_processes
+from tests.ranks import in_processes
 from tests.tones import FEW_WORDS, pack_tones
 from tests.training.running import run_here
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import Recipe, as_yaml, load_recipe
-from sottovoce.config.smoke import smoke
-from sottovoce.corpora.corpus import RenderedSpeaker
-from sottovoce.errors import InputError
+from sottovoce.config.smoke import shrink_recipe
+from sottovoce.data.corpora.corpus import RenderedSpeaker
+from sottovoce.data.population import Population, PopulationSettings, build_population
+from sottovoce.data.store import Store
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import Recogniser, load
+from sottovoce.models.recogniser import Recogniser, load_recogniser
 from sottovoce.privacy.ledger import verify
-from sottovoce.store import Store
 from sottovoce.training import federation, server_pass
-from sottovoce.training.assemble import starting_model
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.seeding import Seed, heard_by
-from sottovoce.training.trained_part import trained_part
-from sottovoce.users import PopulationSettings, build_population
-from sottovoce.users.population import Population
+from sottovoce.training.disjointness import count_clients_in_parent
+from sottovoce.training.parent_model import ParentModel
+from sottovoce.training.run_context import Outcome
+from sottovoce.training.start_model import build_start_model, split_trained_part
 
 OWN = "federation.server_pass={data: 'public:train', batch_seconds: 2, lr: 0.1, steps: 2}"
 SHORT = ["federation.steps=4", "federation.evaluate_every=4", "federation.checkpoint_every=2"]
@@ -46,7 +45,7 @@ def run(federated_recipe: Path, public_stores: Path, tmp_path: Path) -> Run:
 
 
 def weights(outcome: Outcome) -> dict[str, torch.Tensor]:
-    return dict(load(outcome.folder / "checkpoints/latest").parameters)
+    return dict(load_recogniser(outcome.folder / "checkpoints/latest").parameters)
 
 
 def same(one: Outcome, other: Outcome) -> bool:
@@ -90,27 +89,25 @@ def test_a_pass_is_plain_training_from_the_servers_model(federated_recipe: Path,
 def beginning(recipe: Recipe, stores: Path) -> tuple[Recogniser, Population]:
     store = Store(stores / "tones")
     population = build_population(store, PopulationSettings(split=("train",)), seed=1)
-    return starting_model(recipe, None, store), population
+    return build_start_model(recipe, None, store), population
 
 
 def built(recipe: Recipe, stores: Path) -> tuple[torch.Tensor, Callable[[torch.Tensor, int], float]]:
     """The server's first model, and what is done to it after a round."""
     start, population = beginning(recipe, stores)
-    initial = trained_part(recipe, start).initial
-    settings, place = recipe.federated.server_pass, (Store(stores / "public"), "train")
-    assert settings is not None
-    speech = server_pass.public_speech(recipe, settings, start, population, place)
+    initial = split_trained_part(recipe, start).initial
+    speech = server_pass.load_public_speech(recipe, start, population, (Store(stores / "public"), "train"))
     passes = server_pass.build_server_pass(recipe, start, speech, device=CPU)
     return Layout.of(initial).flatten(initial), lambda server_P, step: passes(server_P, step)["server_pass_loss"]
 
 
-def test_an_epoch_hears_everything_once(federated_recipe: Path, public_stores: Path) -> None:
+def test_an_epoch_uses_everything_once(federated_recipe: Path, public_stores: Path) -> None:
     changes = ["federation.server_pass={data: 'public:train', batch_seconds: 2, lr: 0.1, epochs: 2}"]
     recipe = load_recipe(str(federated_recipe), changes)
     settings = recipe.federated.server_pass
     assert settings is not None
     start, population = beginning(recipe, public_stores)
-    speech = server_pass.public_speech(recipe, settings, start, population, (Store(public_stores / "public"), "train"))
+    speech = server_pass.load_public_speech(recipe, start, population, (Store(public_stores / "public"), "train"))
     assert len(speech.rows) == PUBLIC_UTTERANCES
     batches = list(server_pass._batches(speech, settings, seed=1, step=0, device=CPU))
     assert len(batches) > 2
@@ -247,13 +244,13 @@ def test_a_recipe_without_a_pass_is_written_as_before(federated_recipe: Path) ->
 
 def test_who_was_heard_by_a_server_counts_as_heard_by_a_seed(run: Run, public_stores: Path, tmp_path: Path) -> None:
     outcome = run(OWN, out="seed")
-    seed = Seed(outcome.folder, load_recipe(str(outcome.folder / "config.yaml")))
+    seed = ParentModel(outcome.folder, load_recipe(str(outcome.folder / "config.yaml")))
     others = build_population(Store(public_stores / "public"), PopulationSettings(split=("train",)), seed=1)
-    found = heard_by(seed, others, runs=tmp_path / "runs", stores=public_stores)
+    found = count_clients_in_parent(seed, others, runs=tmp_path / "runs", stores=public_stores)
     assert (found.clients, found.unknown) == (len(others), ())
 
 
 def test_a_smoke_run_has_a_pass_of_other_people(federated_recipe: Path) -> None:
-    small_recipe = smoke(load_recipe(str(federated_recipe), [OWN]))
+    small_recipe = shrink_recipe(load_recipe(str(federated_recipe), [OWN]))
     assert small_recipe.federated.server_pass is not None
     assert (small_recipe.federated.server_pass.data, small_recipe.data.dev) == ("dev", "test")

@@ -9,15 +9,14 @@ import pytest
 import torch
 from tests.tones import FEW_WORDS, pack_tones
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import as_yaml, load_recipe
-from sottovoce.config.smoke import smoke
-from sottovoce.corpora.corpus import RenderedSpeaker
-from sottovoce.errors import InputError
-from sottovoce.store import Store
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.shared_dev import choose_shared_dev
-from sottovoce.training.stages import run_recipe
+from sottovoce.config.smoke import shrink_recipe
+from sottovoce.data.corpora.corpus import RenderedSpeaker
+from sottovoce.data.store import Store
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
+from sottovoce.training.testing import choose_shared_dev
 
 CPU = torch.device("cpu")
 PLAIN = ["federation.privacy.noise_multiplier=0", "federation.privacy.adaptive=null"]
@@ -49,9 +48,9 @@ def run(federated_recipe: Path, shared_stores: Path, tmp_path: Path) -> Run:
     """Runs the recipe with `key=value` changes in the folder `run`."""
 
     def go(*changes: str) -> Outcome:
-        around = Surroundings(runs=tmp_path / "runs", stores=shared_stores, device=CPU)
+        around = RunContext(runs=tmp_path / "runs", stores=shared_stores, device=CPU)
         recipe = load_recipe(str(federated_recipe), [*SHORT, *changes])
-        return run_recipe(recipe, out=tmp_path / "run", resume=False, around=around)
+        return run_recipe(recipe, out=tmp_path / "run", resume=False, context=around)
 
     return go
 
@@ -130,7 +129,7 @@ def test_mistakes_are_one_line(changes: list[str], message: str, run: Run, tmp_p
     ],
 )
 def test_errors_of_models_that_write_nothing_are_refused(changes: list[str], message: str, run: Run) -> None:
-    with pytest.raises(InputError, match=f"{message}tests.training.mute:FAMILY write nothing down"):
+    with pytest.raises(InputError, match=f"{message}tests.training.mute:FAMILY write no text"):
         run("model.family=tests.training.mute:FAMILY", "model.size=tiny", *changes)
 
 
@@ -150,6 +149,6 @@ def test_settings_of_batches_that_came_later_are_written_only_where_they_are_giv
 
 
 def test_a_smoke_run_has_little_of_it(federated_recipe: Path) -> None:
-    made = smoke(load_recipe(str(federated_recipe), [*BY_WER, "federation.shared_dev={data: 'public:dev'}"]))
+    made = shrink_recipe(load_recipe(str(federated_recipe), [*BY_WER, "federation.shared_dev={data: 'public:dev'}"]))
     assert made.federated.shared_dev is not None
     assert (made.federated.shared_dev.data, made.federated.shared_dev.utterances) == (None, 4)

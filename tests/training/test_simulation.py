@@ -8,10 +8,10 @@ import torch
 
 import sottovoce
 from sottovoce import InputError, Simulation, load_recipe
-from sottovoce.models.saved import load
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.privacy.ledger import BudgetSpent
-from sottovoce.training.context import Surroundings
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
 
 Simulate = Callable[..., Simulation]
 # A run's model is its best; evaluated at its end alone, after three rounds, it is the last.
@@ -32,10 +32,10 @@ def test_three_rounds_are_those_of_a_run_to_the_bit(
     simulate: Simulate, federated_recipe: Path, short_stores: Path, tmp_path: Path
 ) -> None:
     """With an average of models and a moving clip bound."""
-    around = Surroundings(tmp_path / "runs", short_stores, torch.device("cpu"))
+    around = RunContext(tmp_path / "runs", short_stores, torch.device("cpu"))
     recipe = load_recipe(str(federated_recipe), [*THREE, "federation.engine=sequential"])
-    run_recipe(recipe, out=tmp_path / "run", resume=False, around=around)
-    last = load(tmp_path / "run" / "checkpoints" / "latest")
+    run_recipe(recipe, out=tmp_path / "run", resume=False, context=around)
+    last = load_recogniser(tmp_path / "run" / "checkpoints" / "latest")
     simulation = simulate()
     done = list(simulation.rounds())
     assert [one.step for one in done] == [1, 2, 3]

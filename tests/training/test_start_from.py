@@ -9,14 +9,13 @@ from tests.points import SAVED
 from tests.tones import pack_tones
 from tests.training import forked
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import load_recipe
-from sottovoce.errors import InputError
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import Recogniser, load
+from sottovoce.models.recogniser import Recogniser, load_recogniser
 from sottovoce.privacy.ledger import verify
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
 
 PRE_TRAINED = """
 about: pre-trained without text
@@ -84,15 +83,15 @@ def pre_trained(folder: Path, *, name: str = "pre", **filled: str) -> str:
 
 
 def run(recipe: str, stores: Path, folder: Path, said: list[str] | None = None) -> Outcome:
-    around = Surroundings(
+    around = RunContext(
         runs=folder / "runs", stores=stores, device=torch.device("cpu"), say=([] if said is None else said).append
     )
-    return run_recipe(load_recipe(recipe), out=folder / "out", resume=False, around=around)
+    return run_recipe(load_recipe(recipe), out=folder / "out", resume=False, context=around)
 
 
 def start_of(folder: Path) -> Recogniser:
     """The model of a run after its first step, whose learning rate hardly moves it."""
-    return load(folder / "checkpoints/step-000001")
+    return load_recogniser(folder / "checkpoints/step-000001")
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -113,8 +112,8 @@ def test_a_chain_of_stages_killed_in_each_ends_with_the_same_bits(stores: Path, 
         files = (of_seed / "checkpoints/latest", folder / "out/checkpoints/latest")
         ends.append([(place / file).read_bytes() for place in files for file in STATE])
         pre, first = (
-            load(of_seed, family="tests.training.encoders:MUTE"),
-            load(folder / "out/model", family="tests.training.encoders:WRITER"),
+            load_recogniser(of_seed, family="tests.training.encoders:MUTE"),
+            load_recogniser(folder / "out/model", family="tests.training.encoders:WRITER"),
         )
         assert (pre.family.recognition, first.family.recognition is not None) == (None, True)
     assert ends[0] == ends[1]
@@ -128,8 +127,8 @@ def test_central_training_takes_the_encoder_and_nothing_else(stores: Path, tmp_p
     recipe = written(tmp_path / "fine.yaml", CENTRAL, seed=pre_trained(tmp_path), store="french")
     out = run(recipe, stores, tmp_path, said).folder
     (of_seed,) = (tmp_path / "runs").iterdir()
-    seed = load(of_seed)
-    begun = load(out / "checkpoints/latest")
+    seed = load_recogniser(of_seed)
+    begun = load_recogniser(out / "checkpoints/latest")
     assert begun.language == "fr"
     assert begun.tokens.digest != seed.tokens.digest
     assert begun.parameters.keys() == {"encoder.0.weight", "encoder.0.bias", "output.weight", "output.bias"}
@@ -147,21 +146,21 @@ def test_clients_fine_tune_an_encoder_too_in_another_language(stores: Path, tmp_
     out = run(recipe, stores, tmp_path, said).folder
     (of_seed,) = (tmp_path / "runs").iterdir()
     torch.testing.assert_close(
-        load(out / "checkpoints/latest").parameters["encoder.0.weight"],
-        load(of_seed).parameters["encoder.0.weight"],
+        load_recogniser(out / "checkpoints/latest").parameters["encoder.0.weight"],
+        load_recogniser(of_seed).parameters["encoder.0.weight"],
         rtol=0,
         atol=1e-6,  # one step of 1e-4 times 1e-4, with gradients clipped to 1
     )
-    assert load(out).language == "fr"
+    assert load_recogniser(out).language == "fr"
     assert any("are left behind" in line for line in said)
 
 
 def test_pre_training_goes_on_in_another_language(stores: Path, tmp_path: Path) -> None:
-    """A model that writes nothing down has no language to keep to."""
+    """A model that writes no text has no language to keep to."""
     first = pre_trained(tmp_path)
     going_on = pre_trained(tmp_path, name="on", seed=f"seed_model: {first}", store="french")
     out = run(going_on, stores, tmp_path).folder
-    assert load(out).language == "fr"
+    assert load_recogniser(out).language == "fr"
     fine = written(tmp_path / "fine.yaml", CENTRAL, seed=str(out), store="french")
     assert run(fine, stores, tmp_path / "fine").results is not None
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.families import Family, started
 from tests.points import SAVED, Gate
+from tests.process_tree import ProcessTree, started
 
 LABELS = ("one", "two")
 
@@ -28,7 +28,7 @@ def suite(federated_recipe: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def family(suite: Path, short_stores: Path, tmp_path: Path) -> Iterator[Family]:
+def family(suite: Path, short_stores: Path, tmp_path: Path) -> Iterator[ProcessTree]:
     """The suite, with both runs under way."""
     command = [sys.executable, "-m", "sottovoce", "run", suite, "--stores", short_stores, "--at-once", 2]
     command += ["--out", tmp_path / "out", "--runs", tmp_path / "runs", "--yes"]
@@ -38,27 +38,27 @@ def family(suite: Path, short_stores: Path, tmp_path: Path) -> Iterator[Family]:
         yield family
 
 
-def run_processes(family: Family) -> list[int]:
+def run_processes(family: ProcessTree) -> list[int]:
     """Those that the runs are in; multiprocessing's own helper is left out."""
     children = map(int, Path(f"/proc/{family.pid}/task/{family.pid}/children").read_text().split())
     return [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.long
-def test_killing_the_first_process_ends_all(family: Family) -> None:
+def test_killing_the_first_process_ends_all(family: ProcessTree) -> None:
     assert len(run_processes(family)) == 2
     family.send(signal.SIGKILL)
     assert family.end() == -signal.SIGKILL
 
 
-def test_a_hangup_saves_and_ends_all(family: Family) -> None:
+def test_a_hangup_saves_and_ends_all(family: ProcessTree) -> None:
     family.send(signal.SIGHUP)
     assert family.end() == 130
     assert "and saved: the same command goes on" in family.said.read_text()
 
 
 @pytest.mark.long
-def test_killing_one_runs_process_is_one_line_and_ends_all(family: Family) -> None:
+def test_killing_one_runs_process_is_one_line_and_ends_all(family: ProcessTree) -> None:
     os.kill(run_processes(family)[0], signal.SIGKILL)
     assert family.end() == 2
     said = family.said.read_text()

@@ -12,22 +12,21 @@ from hypothesis import strategies as st
 from tests.training.test_federation import _asked_at_once
 from typer.testing import CliRunner
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli import app
-from sottovoce.config import Privacy, load_recipe
-from sottovoce.config.smoke import smoke
-from sottovoce.errors import InputError
+from sottovoce.config import PrivacySection, load_recipe
+from sottovoce.config.smoke import shrink_recipe
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.accounting import rdp_epsilon
-from sottovoce.privacy.calibration import noise_of_run
+from sottovoce.privacy.calibration import calibrate_run_noise
 from sottovoce.privacy.client_wer import ClientWer
-from sottovoce.privacy.correlated import Mechanism
+from sottovoce.privacy.guarantee import whole_run
 from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.mechanism import MechanismSettings
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.promise import whole_run
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.privacy_report import other_populations
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.privacy_report import extrapolate_populations
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
 
 TARGET = 2.5
 WANTED = ["federation.privacy.noise_multiplier=null", f"federation.privacy.target_epsilon={TARGET}"]
@@ -42,10 +41,10 @@ Go = Callable[..., Outcome]
 def go(federated_recipe: Path, short_stores: Path, tmp_path: Path) -> Go:
     def go(*changes: str, out: str = "run", resume: bool = False) -> Outcome:
         go.said.clear()  # type: ignore[attr-defined]
-        around = Surroundings(tmp_path / "runs", short_stores, torch.device("cpu"), say=go.said.append)  # type: ignore[attr-defined]
+        around = RunContext(tmp_path / "runs", short_stores, torch.device("cpu"), say=go.said.append)  # type: ignore[attr-defined]
         short = ["federation.steps=3", "federation.evaluate_every=3"]
         recipe = load_recipe(str(federated_recipe), [*short, *WANTED, *changes])
-        return run_recipe(recipe, out=tmp_path / out, resume=resume, around=around)
+        return run_recipe(recipe, out=tmp_path / out, resume=resume, context=around)
 
     go.said = []  # type: ignore[attr-defined]
     return go
@@ -93,9 +92,9 @@ def test_cohorts_of_fixed_size_reach_the_target_by_rdp(go: Go) -> None:
 def test_a_resumed_run_has_the_noise_it_began_with(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = go(out="whole")
     with monkeypatch.context() as patch:
-        patch.setattr("sottovoce.training.keeper.interruptible", _asked_at_once)
+        patch.setattr("sottovoce.training.loop.interruptible", _asked_at_once)
         assert go().stopped_at == 1
-    noise_of_run.cache_clear()
+    calibrate_run_noise.cache_clear()
     resumed = go(resume=True)
     # A polite interrupt adds a commit to the ledger, and nothing else.
     assert privacy_of(resumed) == privacy_of(whole) | {n: privacy_of(resumed)[n] for n in ("head", "length")}
@@ -137,7 +136,7 @@ def test_what_cannot_be_is_one_line(changes: list[str], message: str, go: Go, tm
 
 def test_a_smoked_recipe_keeps_its_target(federated_recipe: Path) -> None:
     recipe = load_recipe(str(federated_recipe), [*WANTED, "federation.privacy.epsilon_budget=9"])
-    private = smoke(recipe).federated.privacy
+    private = shrink_recipe(recipe).federated.privacy
     assert (private.target_epsilon, private.noise_multiplier, private.epsilon_budget) == (TARGET, None, None)
 
 
@@ -161,12 +160,12 @@ def test_the_noise_of_a_target_is_for_the_measurements_that_the_plan_draws(
     """Groups of a cycle take turns in rounds; clients' WER is measured on S of all K, whatever group they are of."""
     cycle = min(cycle, people)
     cohort = -(-people // cycle) if (mechanism or {}).get("kind") == "blt" else people // cycle
-    private = Privacy(
+    private = PrivacySection(
         clip_bound=1.0,
         target_epsilon=target,
         accountant="rdp",
         delta=1e-5,
-        mechanism=None if mechanism is None else Mechanism(**mechanism, cycle=cycle),
+        mechanism=None if mechanism is None else MechanismSettings(**mechanism, cycle=cycle),
     )
     asked = ClientWer(words=10, noise_multiplier=noise, every=2)
     own = private.settings(
@@ -179,7 +178,7 @@ def test_the_noise_of_a_target_is_for_the_measurements_that_the_plan_draws(
         root_seed=5,
         measured=asked.measured(6),
     )
-    promised = whole_run(Plan(own, Layout(("w",), ((4,),))), central_steps=6, client_wer=asked).promise()
+    promised = whole_run(Plan(own, Layout(("w",), ((4,),))), central_steps=6, client_wer=asked).guarantee()
     assert promised.measured == 3
     found = rdp_epsilon(promised.event, 1e-5)
     assert target * (1 - 1e-3) <= found <= target
@@ -199,10 +198,10 @@ def test_people_with_an_epsilon_that_will_do_are_as_many_as_it_takes(federated_r
         root_seed=5,
     )
     plan = Plan(own, Layout(("w",), ((4,),)))
-    promised = settings.whole_run(plan).promise()
+    promised = settings.whole_run(plan).guarantee()
     assert promised.epsilon.pld is not None
     assert promised.epsilon.pld <= 8 < promised.epsilon.rdp
-    useful = other_populations(settings, plan, promised)["useful"]
+    useful = extrapolate_populations(settings, plan, promised)["useful"]
     assert useful["population_size"] > 1557  # by RDP, which is named so
     assert useful["epsilon_rdp"] <= 8
     assert useful["pld"]["population_size"] <= 1557

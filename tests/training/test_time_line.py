@@ -17,17 +17,16 @@ from tests.training.launched import launch
 from tests.training.test_distributed_runs import IN_ROUNDS, lost
 from tests.training.test_federation_resume import kill_often, records
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import load_recipe
-from sottovoce.errors import InputError
+from sottovoce.data.store import Store
 from sottovoce.federated.client import PlannedClient, load_client
-from sottovoce.federated.engines import sequential
+from sottovoce.federated.engines import engine as engine_module
 from sottovoce.privacy.ledger import verify
-from sottovoce.privacy.ledger_report import DRAWN_WHEN_DRY
-from sottovoce.store import Store
+from sottovoce.privacy.ledger_report import EXHAUSTED_CLIENTS
 from sottovoce.training.checkpoint import TURNS
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.stages import run_recipe
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
 
 # Nine clients with two words each, one at a time: eighteen turns.
 LINE = ["federation.local.batch_utterances=1", "federation.engine=sequential"]
@@ -42,13 +41,13 @@ PRIVATE = [*LINE, "federation.local.time_line.dry=zero", "federation.cohort_size
 
 
 def run_here(recipe: Path, stores: Path, out: Path, changes: list[str], said: list[str] | None = None) -> Outcome:
-    around = Surroundings(
+    around = RunContext(
         runs=out.parent / "runs",
         stores=stores,
         device=torch.device("cpu"),
         say=(said if said is not None else []).append,
     )
-    return run_recipe(load_recipe(str(recipe), changes), out=out, resume=False, around=around)
+    return run_recipe(load_recipe(str(recipe), changes), out=out, resume=False, context=around)
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
         )
         return load_client(room, planned, step=step, **rest)
 
-    monkeypatch.setattr(sequential, "load_client", load)
+    monkeypatch.setattr(engine_module, "load_client", load)
     return rows
 
 
@@ -110,12 +109,12 @@ def test_under_privacy_the_dry_are_drawn_on_and_a_killed_run_ends_with_the_same_
     outcome = run_here(federated_recipe, short_stores, whole, PRIVATE, said)
     assert outcome.results is not None
     assert outcome.results["ended"] == {"step": 12, "reason": "finished"}  # however little is left
-    assert outcome.results["privacy"]["guarantee"].endswith(DRAWN_WHEN_DRY)
-    assert any(DRAWN_WHEN_DRY in line for line in said)
+    assert outcome.results["privacy"]["guarantee"].endswith(EXHAUSTED_CLIENTS)
+    assert any(EXHAUSTED_CLIENTS in line for line in said)
     assert "local.time_line: of 9 of 9 speakers nobody knows in which order they spoke" in said[0]
     ledger = verify(whole / "ledger.jsonl")
     assert ledger.header["plan"]["time_line"] == "zero"
-    assert DRAWN_WHEN_DRY in [*ledger.table().columns[1].cells]
+    assert EXHAUSTED_CLIENTS in [*ledger.table().columns[1].cells]
     assert not any("speech_used" in record for record in records(whole / "metrics.jsonl"))
     dropped = sum((Counter(record["dropped"]) for record in records(whole / "diagnostics.jsonl")), Counter[str]())
     assert dropped["nothing is left of its time line"] == dropped.total() > 0

@@ -12,21 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sottovoce.base.errors import InputError
 from sottovoce.cli import main
 from sottovoce.config import load_recipe
-from sottovoce.config.smoke import smoke
-from sottovoce.errors import InputError
+from sottovoce.config.smoke import shrink_recipe
 from sottovoce.federated.server import Server
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import load
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.models.trainable import parse_part
-from sottovoce.privacy.fingerprint import fingerprint
+from sottovoce.privacy.fingerprint import fingerprint_tensor
 from sottovoce.training import checkpoint
-from sottovoce.training.central import starting_point
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.stages import run_recipe
-from sottovoce.training.trained_part import trained_part
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
+from sottovoce.training.start_model import init_start_model, split_trained_part
 
 # The pairs of a block have r·(in + out) numbers each: r·width times 4 (queries, keys, values), 2 (attention's output)
 # and twice 5 (the MLP's two). Here r = 2, and there are 4 blocks.
@@ -40,9 +38,9 @@ Run = Callable[..., Outcome]
 def run(federated_recipe: Path, short_stores: Path, tmp_path: Path) -> Run:
     def go(*changes: str, out: str = "run", resume: bool = False) -> Outcome:
         said.clear()
-        around = Surroundings(runs=tmp_path / "runs", stores=short_stores, device=torch.device("cpu"), say=said.append)
+        around = RunContext(runs=tmp_path / "runs", stores=short_stores, device=torch.device("cpu"), say=said.append)
         recipe = load_recipe(str(federated_recipe), [*CHANGES, "federation.privacy.adaptive=null", *changes])
-        return run_recipe(recipe, out=tmp_path / out, resume=resume, around=around)
+        return run_recipe(recipe, out=tmp_path / out, resume=resume, context=around)
 
     said: list[str] = []
     go.said = said  # type: ignore[attr-defined]
@@ -58,7 +56,7 @@ def test_a_run_of_pairs_releases_pairs_and_saves_a_plain_model(
     run: Run, federated_recipe: Path, tmp_path: Path
 ) -> None:
     outcome = run("federation.trainable=lora(r=2, alpha=4)")
-    saved, results = load(outcome.folder), outcome.results
+    saved, results = load_recogniser(outcome.folder), outcome.results
     assert results is not None
     whole = sum(p.numel() for p in saved.parameters.values())
     assert results["communication"] == {
@@ -72,9 +70,9 @@ def test_a_run_of_pairs_releases_pairs_and_saves_a_plain_model(
     assert share in run.said  # type: ignore[attr-defined]
 
     recipe = load_recipe(str(federated_recipe), [*CHANGES, "federation.trainable=lora(r=2, alpha=4)"])
-    start = starting_point(recipe, saved.tokens, None, language=saved.language)
-    part = trained_part(recipe, start)
-    found, _ = checkpoint.load_latest(outcome.folder / "checkpoints")
+    start = init_start_model(recipe, saved.tokens, None, language=saved.language)
+    part = split_trained_part(recipe, start)
+    found, _ = checkpoint.load_latest_checkpoint(outcome.folder / "checkpoints")
     assert found is not None
     # The average of the pairs, merged, is the model; the server's own pairs are what the ledger has signed.
     flat_P, average_P = found.optimiser[checkpoint.PARAMETERS], found.optimiser["ema"]
@@ -88,16 +86,16 @@ def test_a_run_of_pairs_releases_pairs_and_saves_a_plain_model(
         moved = name.startswith("blocks.") and ".norm." not in name
         assert torch.equal(tensor, start.parameters[name]) != moved, name
     commits = [record for record in records if record["kind"] == "commit"]
-    assert commits[-1]["result"] == fingerprint(flat_P)
+    assert commits[-1]["result"] == fingerprint_tensor(flat_P)
 
 
 def test_chosen_tensors_move_and_the_rest_of_the_model_does_not(
     run: Run, federated_recipe: Path, tmp_path: Path
 ) -> None:
     outcome = run("federation.trainable=blocks.3, output")
-    saved = load(outcome.folder)
+    saved = load_recogniser(outcome.folder)
     recipe = load_recipe(str(federated_recipe), CHANGES)
-    start = starting_point(recipe, saved.tokens, None, language=saved.language)
+    start = init_start_model(recipe, saved.tokens, None, language=saved.language)
     for name, tensor in saved.parameters.items():
         trained = name.startswith(("blocks.03.", "output."))
         assert torch.equal(tensor, start.parameters[name]) != trained, name
@@ -137,7 +135,7 @@ def test_a_checkpoint_holds_what_was_trained_and_the_rest_lies_once_in_the_folde
     part: str, run: Run, tmp_path: Path
 ) -> None:
     folder = run(f"federation.trainable={part}").folder
-    found = load(folder)
+    found = load_recogniser(folder)
     assert found.part is not None
     trained = sum(tensor.numel() for tensor in found.part.trained.values())
     for place in (folder / "checkpoints").glob("step-*"):
@@ -160,18 +158,18 @@ def test_a_checkpoint_of_before_that_holds_the_merged_model_goes_on(
         with pytest.raises(RuntimeError, match="broken off"):
             run(*changes, out="older")
     older = tmp_path / "older"
-    found, _ = checkpoint.load_latest(older / "checkpoints")
+    found, _ = checkpoint.load_latest_checkpoint(older / "checkpoints")
     assert found is not None
     assert found.recogniser.part is not None
     recipe = load_recipe(str(federated_recipe), [*CHANGES, *changes])
-    start = starting_point(recipe, found.recogniser.tokens, None, language="en")
-    trained = {name: found.recogniser.part.trained[name] for name in trained_part(recipe, start).initial}
+    start = init_start_model(recipe, found.recogniser.tokens, None, language="en")
+    trained = {name: found.recogniser.part.trained[name] for name in split_trained_part(recipe, start).initial}
     before = replace(
         found,
         recogniser=found.recogniser.whole,
         optimiser={**found.optimiser, checkpoint.PARAMETERS: Layout.of(trained).flatten(trained)},
     )
-    checkpoint.save(older / "checkpoints", before)
+    checkpoint.save_checkpoint(older / "checkpoints", before)
     (older / FROZEN).unlink()
     run(*changes, out="older", resume=True)
     for file in (f"checkpoints/latest/{PART}", "checkpoints/latest/optimiser.safetensors"):
@@ -183,12 +181,12 @@ def test_a_part_is_nothing_without_the_rest(run: Run, tmp_path: Path) -> None:
     alone = tmp_path / "alone" / "model"
     shutil.copytree(folder / "model", alone)
     with pytest.raises(InputError, match=r"a part of a model, and no frozen.safetensors .*export RUN --merged"):
-        load(alone)
+        load_recogniser(alone)
     frozen = load_file(folder / FROZEN)
     frozen["conv.bias"][0] += 1
     save_file(frozen, folder / FROZEN)
     with pytest.raises(InputError, match=r"frozen.safetensors is not what the part in .* was trained with"):
-        load(folder)
+        load_recogniser(folder)
 
 
 def test_export_writes_the_whole_model_or_the_part(
@@ -196,7 +194,7 @@ def test_export_writes_the_whole_model_or_the_part(
 ) -> None:
     folder = run("federation.trainable=lora(r=2)").folder
     run_export(monkeypatch, folder, "--merged", "--out", tmp_path / "models" / "whole")
-    exported, found = load(tmp_path / "models" / "whole"), load(folder)
+    exported, found = load_recogniser(tmp_path / "models" / "whole"), load_recogniser(folder)
     assert exported.part is None
     assert all(torch.equal(exported.parameters[name], tensor) for name, tensor in found.parameters.items())
     assert exported.about == found.about
@@ -228,6 +226,6 @@ def test_a_smoke_test_trains_a_part_that_its_tiny_model_has(federated_recipe: Pa
         ("blocks.30-35, output", "blocks.*, output"),
         ("blocks.3?.mlp.*", "blocks.*.mlp.*"),
     ):
-        recipe = smoke(load_recipe(str(federated_recipe), [f"federation.trainable='{text}'"]))
+        recipe = shrink_recipe(load_recipe(str(federated_recipe), [f"federation.trainable='{text}'"]))
         assert recipe.federated.trainable == expected
         parse_part(expected)

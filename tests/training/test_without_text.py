@@ -8,16 +8,15 @@ import pytest
 import torch
 from tests.tones import pack_tones
 
+from sottovoce.base.errors import InputError
 from sottovoce.config import as_yaml, load_recipe
-from sottovoce.corpora.corpus import RenderedSpeaker
-from sottovoce.errors import InputError
-from sottovoce.models.saved import load
-from sottovoce.models.speech_lstm.settings import encoder_shapes
-from sottovoce.reporting.summary import write_report
-from sottovoce.text.tokens import NO_TOKENS
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.stages import run_recipe
+from sottovoce.data.corpora.corpus import RenderedSpeaker
+from sottovoce.data.text.tokens import NO_TOKENS
+from sottovoce.models.recogniser import load_recogniser
+from sottovoce.models.speech_lstm import encoder_shapes
+from sottovoce.report.summary import write_report
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
 
 PRE_TRAINED = """
 about: tones without text
@@ -71,9 +70,9 @@ def run(
 ) -> Outcome:
     (folder / f"{out}.yaml").write_text(content)
     heard = [] if said is None else said
-    around = Surroundings(runs=folder / "runs", stores=stores, device=torch.device("cpu"), say=heard.append)
+    around = RunContext(runs=folder / "runs", stores=stores, device=torch.device("cpu"), say=heard.append)
     recipe = load_recipe(str(folder / f"{out}.yaml"), list(changes))
-    return run_recipe(recipe, out=folder / out, resume=False, around=around)
+    return run_recipe(recipe, out=folder / out, resume=False, context=around)
 
 
 def test_a_federated_run_learns_and_says_so_by_its_loss_and_accuracy(stores: Path, tmp_path: Path) -> None:
@@ -102,7 +101,7 @@ def test_a_federated_run_learns_and_says_so_by_its_loss_and_accuracy(stores: Pat
 def test_nothing_of_it_names_a_token(stores: Path, tmp_path: Path) -> None:
     outcome = run(FEDERATED, stores, tmp_path, "federation.steps=1")
     assert "tokens" not in (outcome.folder / "config.yaml").read_text()
-    found = load(outcome.folder)
+    found = load_recogniser(outcome.folder)
     assert found.tokens == NO_TOKENS
     assert json.loads((outcome.folder / "model/tokens.json").read_text())["kind"] == "none"
 
@@ -120,7 +119,7 @@ def test_a_recipe_that_names_tokens_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("federation.measure=wer", "measure=wer: models of family=cpc write nothing down"),
+        ("federation.measure=wer", "measure=wer: models of family=cpc write no text"),
         ("model.ahead=100", "no utterance to train on .*too short for all predictions"),
     ],
 )
@@ -152,7 +151,7 @@ def test_a_transducer_goes_on_from_it(stores: Path, tmp_path: Path) -> None:
     summary = write_report({"first": first.folder, "second": second.folder}, tmp_path, title="Both")
     assert summary.headings[2:] == ("WER", "95 % interval", "loss", "accuracy")
     assert [(bool(row[2]), bool(row[4])) for row in summary.rows] == [(False, True), (True, False)]
-    encoder, recogniser = load(first.folder), load(second.folder)
+    encoder, recogniser = load_recogniser(first.folder), load_recogniser(second.folder)
     assert recogniser.tokens.size > 0
     for name in encoder_shapes(encoder.settings.encoder):
         torch.testing.assert_close(recogniser.parameters[name], encoder.parameters[name], rtol=0, atol=1e-6)
@@ -162,4 +161,4 @@ def test_it_goes_on_pre_training_in_another_language(stores: Path, tmp_path: Pat
     pack_tones(tmp_path / "stores/mute", change=without_texts, language="fr")
     first = run(CENTRAL, stores, tmp_path)
     second = run(CENTRAL, tmp_path / "stores", tmp_path, f"central.start_from={first.folder}", out="second")
-    assert load(second.folder).language == "fr"
+    assert load_recogniser(second.folder).language == "fr"

@@ -14,15 +14,15 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from sottovoce import __version__
+from sottovoce.base.errors import InputError
 from sottovoce.cli import (
     audit,
     compare,
     evaluate,
-    export,
-    import_,
     join,
     keys,
     ledger,
+    models,
     plan,
     prepare,
     probe,
@@ -35,9 +35,10 @@ from sottovoce.cli import (
     transcribe,
 )
 from sottovoce.cli.console import stderr
-from sottovoce.errors import InputError
 
-ABOUT = "Train speech recognisers on speech that never leaves its speaker, and prove how little they tell about anyone."
+ABOUT = (
+    "Train speech recognisers on speech that never leaves its speaker, and prove a bound on what they reveal of anyone."
+)
 
 app = typer.Typer(
     name="sottovoce",
@@ -46,28 +47,21 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(prepare.app, name="prepare")
-app.command(name="stats")(stats.stats)
-app.command(name="tokens")(tokens.tokens)
-app.command(name="run")(run.run)
-app.command(name="recipes")(recipes.recipes)
-app.command(name="serve")(serve.serve)
-app.command(name="join")(join.join)
-app.add_typer(join.node, name="node")
-app.command(name="plan")(plan.plan)
-app.command(name="audit")(audit.audit)
-app.command(name="ledger")(ledger.ledger)
-app.command(name="report")(report.report)
-app.command(name="evaluate")(evaluate.evaluate)
-app.command(name="compare")(compare.compare)
-app.command(name="transcribe")(transcribe.transcribe)
-app.command(name="probe")(probe.probe)
-app.command(name="export")(export.export)
-app.add_typer(import_.app, name="import")
-app.add_typer(keys.app, name="keys")
+for _command in (
+    *(stats.stats, tokens.tokens, run.run, recipes.recipes, serve.serve, join.join, plan.plan, audit.audit),
+    *(ledger.ledger, report.report, evaluate.evaluate, compare.compare, transcribe.transcribe, probe.probe),
+    models.export,
+):
+    app.command()(_command)
+for _name, _group in {
+    "prepare": prepare.app,
+    "node": join.node,
+    "import": models.import_app,
+    "keys": keys.app,
+}.items():
+    app.add_typer(_group, name=_name)
 
-
-_MENDABLE = {
+_USERS_MISTAKES = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
     *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
 }
@@ -97,25 +91,25 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
-            _checking_numbers(typer.main.get_command(app))()
+            _refuse_nan(typer.main.get_command(app))()
         finally:
-            sys.stdout.flush()  # not left to the end of the program, where nobody can say what went wrong
+            sys.stdout.flush()  # not left to the end of the program, where errors are no longer reported
     except InputError as error:
-        _end(str(error))
+        _exit_with_error(str(error))
     except OSError as error:
-        # A full disk, a missing permission or a wrong path is the user's to mend; anything else keeps its traceback.
-        if error.errno not in _MENDABLE:
+        # A full disk, a missing permission or a wrong path is the user's to correct; anything else keeps its traceback.
+        if error.errno not in _USERS_MISTAKES:
             raise
         if error.filename is None:  # every file has a name by now
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _end(f"{error.filename or 'standard output'}: {error.strerror}")
+        _exit_with_error(f"{error.filename or 'standard output'}: {error.strerror}")
 
 
-def _checking_numbers(command: Any) -> Any:
-    """The same, refusing options that are not a number: NaN is neither too large nor too small for any check."""
+def _refuse_nan(command: Any) -> Any:
+    """The same, refusing NaN: it is neither too large nor too small for any check."""
     if isinstance(command, TyperGroup):
         for below in command.commands.values():
-            _checking_numbers(below)
+            _refuse_nan(below)
     elif isinstance(command, TyperCommand) and command.callback is not None:
         command.callback = partial(_call, command, command.callback)
     return command
@@ -129,6 +123,6 @@ def _call(command: TyperCommand, called: Callable[..., Any], **options: Any) -> 
     return called(**options)
 
 
-def _end(words: str) -> NoReturn:
-    stderr.print(f"[bold red]error:[/] {escape(words)}", highlight=False, soft_wrap=True)
+def _exit_with_error(message: str) -> NoReturn:
+    stderr.print(f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True)
     sys.exit(2)

@@ -1,4 +1,4 @@
-"""`sottovoce audit`: is the privacy that is promised there?"""
+"""`sottovoce audit`: what a recipe's rounds reveal of one user, beside the ε of its ledger."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce.cli.console import Json, end_interrupted, print_json, print_wide, say, stdout
-from sottovoce.cli.run import surroundings
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.cli.console import exit_interrupted, print_json, print_line, print_wide, stdout
+from sottovoce.cli.options import Json
+from sottovoce.cli.run import open_context
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sottovoce.auditing.audit import Audit
+    from sottovoce.audit.canary_audit import Audit
     from sottovoce.config import Recipe
-    from sottovoce.training.context import Surroundings
+    from sottovoce.training.run_context import RunContext
 
 NOT_CHARGED = "these figures come from people's speech, in rounds that no ledger charges; publish none of them"
 
@@ -47,56 +48,56 @@ def audit(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Measure what a recipe's rounds tell of a single user, beside the ε that they promise.
+    """Measure what a recipe's rounds reveal of a single user, beside the ε that they promise.
 
     Example: sottovoce audit demo/global
 
     Canaries, users with updates of their own making, take part in the recipe's rounds: drawn, clipped, noised and
-    accounted like everybody. How well those who took part can be told from those who did not is what really leaks.
+    accounted like everybody. How well those who took part can be told from those who did not is what leaks.
     Rounds are made for this with the recipe's people, and no ledger charges for them: of a release, publish none of it.
 
     Exit code 0: nothing speaks against the promise; 1: something does (`verdict` in --json says what);
     130: it was interrupted.
     """
-    from sottovoce.auditing.audit import AuditVerdict, Observer
-    from sottovoce.auditing.of_recipe import AuditSettings, attack_recipe, audit_recipe, keep_audit
-    from sottovoce.auditing.speech_audit import SpeechAudit, attack_words
+    from sottovoce.audit.canary_audit import AuditVerdict, Observer
+    from sottovoce.audit.recipe import AuditSettings, attack_recipe, audit_recipe, save_audit
+    from sottovoce.audit.speech_audit import SpeechAudit, format_attacks
     from sottovoce.privacy.settings import Mode
-    from sottovoce.training.seeding import folder_of
+    from sottovoce.training.parent_model import default_run_folder
 
     if observer not in list(Observer):
         raise InputError(f"--observer {observer}: expected one of {', '.join(Observer)}")
     settings = AuditSettings(canaries=canaries, secrets=secrets, rounds=rounds, observer=Observer(observer), seed=seed)
-    folder = out or folder_of(recipe, runs)
+    folder = out or default_run_folder(recipe, runs)
     wanted = _wanted(recipe, overrides or [], folder=folder, only=only)
     found: dict[str, Audit] = {}
     attacked: dict[str, SpeechAudit] = {}
     kept: dict[str, Mapping[str, Any]] = {}
     for label, (one, _) in wanted.items():
         if one.federation is not None and one.federation.privacy.mode is Mode.SECURE:
-            say(f"{label} is a release: {NOT_CHARGED}")
+            print_line(f"{label} is a release: {NOT_CHARGED}")
     try:
         for label, (one, place) in wanted.items():
-            with surroundings(label, runs=runs, stores=stores, device=device) as around:
+            with open_context(label, runs=runs, stores=stores, device=device) as around:
                 show = partial(_show, around)
                 around.on_stage(f"audit of {label}")
-                found[label] = audit_recipe(one, settings, around=around, on_round=show)
+                found[label] = audit_recipe(one, settings, context=around, on_round=show)
                 if speech:
                     around.on_stage(f"attacks on {label}")
-                    attacked[label] = attack_recipe(one, settings, around=around, on_round=show)
-            kept[label] = keep_audit(place, one, found[label], attacked.get(label))
+                    attacked[label] = attack_recipe(one, settings, context=around, on_round=show)
+            kept[label] = save_audit(place, one, found[label], attacked.get(label))
     except KeyboardInterrupt:  # no verdict, whose exit code it must not have
-        end_interrupted(f"stopped: {len(kept):,} of {len(wanted):,} audits are kept; the same command begins anew")
+        exit_interrupted(f"stopped: {len(kept):,} of {len(wanted):,} audits are kept; the same command begins anew")
     if json:
         print_json(kept.get(recipe, kept))
     else:
         print_wide(_table(found))
         for label, one_audit in found.items():
-            say(f"{label}: {one_audit.verdict}: {one_audit.why}", to=stdout)
-            say(f"{label}: {one_audit.interval}", to=stdout)
+            print_line(f"{label}: {one_audit.verdict}: {one_audit.why}", to=stdout)
+            print_line(f"{label}: {one_audit.interval}", to=stdout)
         for label, attacks in attacked.items():
-            for line in attack_words(attacks.as_json()):
-                say(f"{label}: {line}", to=stdout)
+            for line in format_attacks(attacks.as_json()):
+                print_line(f"{label}: {line}", to=stdout)
     if any(one_audit.verdict is not AuditVerdict.CONSISTENT for one_audit in found.values()):
         raise typer.Exit(1)
 
@@ -104,14 +105,14 @@ def audit(
 def _wanted(name: str, overrides: Sequence[str], *, folder: Path, only: str | None) -> "dict[str, tuple[Recipe, Path]]":
     """What is audited, and where each run lies: of a suite, the runs that promise something."""
     from sottovoce.config import Suite, load_experiment
-    from sottovoce.training.suites import recipes_of, select_runs
+    from sottovoce.training.suites import load_suite_recipes, select_runs
 
     experiment = load_experiment(name, overrides)
     if not isinstance(experiment, Suite):
         if only is not None:
             raise InputError(f"{name} is one run: --only is for suites")
         return {name: (experiment, folder)}
-    recipes = recipes_of(select_runs(experiment, only))
+    recipes = load_suite_recipes(select_runs(experiment, only))
     found = {
         label: (one, folder / label)
         for label, one in recipes.items()
@@ -122,29 +123,22 @@ def _wanted(name: str, overrides: Sequence[str], *, folder: Path, only: str | No
     return found
 
 
-def _show(around: "Surroundings", done: int, rounds: int) -> None:
-    from sottovoce.training.keeper import Report
+def _show(around: "RunContext", done: int, rounds: int) -> None:
+    from sottovoce.training.loop import ProgressReport
 
-    around.on_report(Report(unit="round", step=done, steps=rounds))
+    around.on_report(ProgressReport(unit="round", step=done, steps=rounds))
 
 
 def _table(found: "Mapping[str, Audit]") -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from sottovoce.base.tables import NOTHING, plain_table
+    from sottovoce.privacy.guarantee import format_epsilon
 
-    from sottovoce.privacy.promise import written_out
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = plain_table()
     for heading in ("", "ε promised", "ε estimated", "interval", "ε at least", "noise found", "verdict"):
         table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
     for label, one in found.items():
-        table.add_row(
-            label,
-            written_out(one.promised),
-            written_out(one.fit.epsilon),
-            f"{written_out(one.fit.low)} to {written_out(one.fit.high)}",
-            f"{one.bound.epsilon:.2f}",
-            "–" if one.noise is None else f"{one.noise.share:.1%}",
-            str(one.verdict),
-        )
+        promised, estimated, low, high = map(format_epsilon, (one.promised, one.fit.epsilon, one.fit.low, one.fit.high))
+        noise = NOTHING if one.noise is None else f"{one.noise.share:.1%}"
+        interval, bound = f"{low} to {high}", f"{one.bound.epsilon:.2f}"
+        table.add_row(label, promised, estimated, interval, bound, noise, str(one.verdict))
     return table

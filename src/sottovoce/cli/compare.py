@@ -1,4 +1,4 @@
-"""`sottovoce compare`: which of two models understands people better."""
+"""`sottovoce compare`: which of two models makes fewer errors."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,11 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, progress_bar, stdout
-from sottovoce.cli.evaluate import store_and_split
-from sottovoce.cli.recognition import Device, Normaliser, OutsideFamily
-from sottovoce.errors import InputError
-from sottovoce.text.normalisers import NormaliserName
+from sottovoce.base.errors import InputError
+from sottovoce.cli.console import counting_bar, print_json, stdout
+from sottovoce.cli.options import Device, Json, Normaliser, OutsideFamily, split_store_name
+from sottovoce.data.text.normalisation import NormaliserName
 
 Test = Mapping[str, Any]
 
@@ -36,9 +35,8 @@ def compare(
 
     Of runs that were tested on the same speech, what their results say is compared; nothing is recognised again.
     """
-    from sottovoce.evaluation.paired import compare as compared
-    from sottovoce.evaluation.paired import why_not
-    from sottovoce.evaluation.paired_table import comparison_table
+    from sottovoce.evaluation.compare import compare_tests, explain_incomparable
+    from sottovoce.evaluation.tables import format_comparison
     from sottovoce.models.family import find_family
 
     kept = _kept_tests(first), _kept_tests(second)
@@ -53,29 +51,29 @@ def compare(
     if on is not None and not pairs:
         if family is not None:
             find_family(family)
-        pairs = {on: _recognised((first, second), on, normaliser=normaliser, device=device)}
+        pairs = {on: _evaluate_both((first, second), on, normaliser=normaliser, device=device)}
     for name, pair in pairs.items():
-        if reason := why_not(*pair):
+        if reason := explain_incomparable(*pair):
             raise InputError(f"{first} and {second} cannot be compared on {name}: {reason}; --on STORE tests both anew")
-    found = {name: compared(*pair) for name, pair in pairs.items()}
+    found = {name: compare_tests(*pair) for name, pair in pairs.items()}
     if json:
-        tests = {name: _spelling(pairs[name][0]) | comparison.as_json() for name, comparison in found.items()}
+        tests = {name: _normalisation(pairs[name][0]) | comparison.as_json() for name, comparison in found.items()}
         print_json({"first": str(first), "second": str(second), "tests": tests})
         return
     for name, comparison in found.items():
-        spelled = "" if normaliser == NormaliserName.OURS else f", texts spelled by {normaliser}"
-        stdout.print(comparison_table(comparison, title=f"WER on {name}{spelled}\nA: {first}\nB: {second}"))
+        rules = "" if normaliser == NormaliserName.OURS else f", texts normalised by {normaliser}"
+        stdout.print(format_comparison(comparison, title=f"WER on {name}{rules}\nA: {first}\nB: {second}"))
 
 
-def _spelling(test: Test) -> dict[str, Any]:
+def _normalisation(test: Test) -> dict[str, Any]:
     """The rules by which texts were compared; older results do not name them."""
     return {"normalisation": test["normalisation"]} if "normalisation" in test else {}
 
 
 def _kept_tests(path: Path) -> Mapping[str, Test]:
     """What the run in `path` has said of its test sets; nothing where it is a model, or not finished."""
-    from sottovoce.files import read_json
-    from sottovoce.reporting.archives import open_path
+    from sottovoce.base.files import read_json
+    from sottovoce.report.archives import open_path
     from sottovoce.training.run_folder import CONFIG, RESULTS
 
     folder = open_path(path)
@@ -90,33 +88,31 @@ def _kept_tests(path: Path) -> Mapping[str, Test]:
     return {}
 
 
-def _recognised(models: tuple[Path, Path], on: str, *, normaliser: str, device: str | None) -> tuple[Test, Test]:
+def _evaluate_both(models: tuple[Path, Path], on: str, *, normaliser: str, device: str | None) -> tuple[Test, Test]:
     """What `evaluate` says of each of `models` on the same utterances."""
-    from sottovoce.evaluation.evaluate import evaluate, select
+    from sottovoce.data.store import Store
     from sottovoce.evaluation.recognise import choose_device
-    from sottovoce.models.saved import Recogniser, load
-    from sottovoce.store import Store
+    from sottovoce.evaluation.score import evaluate_recogniser, select_utterances
+    from sottovoce.models.recogniser import Recogniser, load_recogniser
 
-    path, split = store_and_split(on)
+    path, split = split_store_name(on)
     store, chosen_device = Store(path), choose_device(device)
     store.check()
-    recognisers = [load(model) for model in models]
+    recognisers = [load_recogniser(model) for model in models]
     for model, recogniser in zip(models, recognisers, strict=True):
         if recogniser.family.recognition is None:
-            raise InputError(f"{model}: models of family={recogniser.family.name} write nothing down: there is no WER")
-    total = len(select(store, split=split).rows)
+            raise InputError(f"{model}: models of family={recogniser.family.name} write no text: there is no WER")
+    total = len(select_utterances(store, split=split).rows)
 
-    def tested(model: Path, recogniser: Recogniser) -> Test:
-        with progress_bar(f"{model} on {on}") as bar:
-            (task,) = bar.task_ids
-            bar.update(task, total=total, note="utterances")
-            return evaluate(
+    def evaluate_one(model: Path, recogniser: Recogniser) -> Test:
+        with counting_bar(f"{model} on {on}", total=total) as on_progress:
+            return evaluate_recogniser(
                 recogniser,
                 store,
                 split=split,
                 device=chosen_device,
                 normaliser=normaliser,
-                on_progress=lambda done: bar.update(task, completed=done),
+                on_progress=on_progress,
             ).as_json()
 
-    return tested(models[0], recognisers[0]), tested(models[1], recognisers[1])
+    return evaluate_one(models[0], recognisers[0]), evaluate_one(models[1], recognisers[1])

@@ -1,12 +1,16 @@
-"""`sottovoce stats --heterogeneity`: how unlike one another the clients of a store, or of two, sound."""
+"""`sottovoce stats --heterogeneity`: how much the clients of a store, or of two, differ in sound."""
 
 from pathlib import Path
 
-from sottovoce.analysis import embeddings, maps
-from sottovoce.analysis.heterogeneity import Heterogeneity, as_json, measure
-from sottovoce.analysis.table import table
-from sottovoce.cli.console import print_json, progress_bar, say, stdout
-from sottovoce.store import Store
+from sottovoce.cli.console import print_json, print_line, progress_bar, stdout
+from sottovoce.data.store import Store
+from sottovoce.papers.embeddings import INSTALL, SPECTRUM, Embedding, choose_embedding
+from sottovoce.papers.heterogeneity import (
+    Heterogeneity,
+    heterogeneity_json,
+    heterogeneity_table,
+    measure_heterogeneity,
+)
 
 
 def report_heterogeneity(
@@ -19,31 +23,31 @@ def report_heterogeneity(
     seed: int,
     json: bool,
 ) -> None:
-    chosen = embeddings.choose_embedding(embedding)
-    if embedding is None and chosen is embeddings.SPECTRUM:
-        say(f"purity by statistics of the spectrum; for a trained speaker encoder: {embeddings.INSTALL}")
-    found = [_listen(store, embedding=chosen, seed=seed, users=users, utterances=utterances) for store in stores]
-    figures = as_json(found, seed=seed)
+    chosen = choose_embedding(embedding)
+    if embedding is None and chosen is SPECTRUM:
+        print_line(f"purity by statistics of the spectrum; for a trained speaker encoder: {INSTALL}")
+    found = [_measure(store, embedding=chosen, seed=seed, users=users, utterances=utterances) for store in stores]
+    figures = heterogeneity_json(found, seed=seed)
     if json:
         print_json(figures)
     else:
-        stdout.print(table(figures))
+        stdout.print(heterogeneity_table(figures))
     if plot is not None:
-        from sottovoce.analysis.figure import draw
+        from sottovoce.papers import heterogeneity_figure
 
-        if not maps.has_neighbourhoods():
-            say(f"the map shows two principal axes; for t-SNE: {maps.INSTALL}")
-        draw(found, figures, plot)
-        say(f"wrote {plot}")
+        if not heterogeneity_figure.has_tsne():
+            print_line(f"the map shows two principal axes; for t-SNE: {heterogeneity_figure.INSTALL}")
+        heterogeneity_figure.draw_heterogeneity(found, figures, plot)
+        print_line(f"wrote {plot}")
 
 
-def _listen(
-    store: Store, *, embedding: embeddings.Embedding, seed: int, users: int | None, utterances: int | None
+def _measure(
+    store: Store, *, embedding: Embedding, seed: int, users: int | None, utterances: int | None
 ) -> Heterogeneity:
-    with progress_bar(f"listening to {store.path}") as bar:
+    with progress_bar(f"measuring {store.path}") as bar:
         (task,) = bar.task_ids
         bar.update(task, note="utterances")
-        return measure(
+        return measure_heterogeneity(
             store,
             embedding=embedding,
             seed=seed,

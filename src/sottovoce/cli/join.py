@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.console import say, stderr, stdout
+from sottovoce.base.errors import InputError
+from sottovoce.base.interrupts import exit_cleanly_on_signals
+from sottovoce.cli.console import exit_interrupted, print_line, progress_bar, stderr, stdout
 from sottovoce.cli.serve import NEEDS
-from sottovoce.errors import InputError
-from sottovoce.interrupts import ended_in_order
 
 if TYPE_CHECKING:
-    from sottovoce.corpora.corpus import Corpus, Speaker
-    from sottovoce.deployment.invitation import Invitation
-    from sottovoce.deployment.participant import Participant
+    from sottovoce.data.store import PackingProgress, Store
+    from sottovoce.network.invitation import Invitation
+    from sottovoce.network.node.participant import Participant
 
 node = typer.Typer(no_args_is_help=True, help="See, pause, resume or end what a node that has joined does.")
 
-LARGEST_ORDER = 1 << 32  # bytes: the largest model
 LARGEST_PORT = 65_535
-LOOK_AGAIN = 0.2  # seconds between two looks at whether somebody has to be asked something
+POLL_SECONDS = 0.2  # between two looks at whether the user has to be asked something
 
 
 def join(
@@ -56,7 +55,7 @@ def join(
     ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
 ) -> None:
-    """Take part in a federation: train on your own speech, here, and send what everybody may know.
+    """Take part in a federation: train on your own speech on this machine, and send clipped updates.
 
     Example: sottovoce join https://voices.example.org:9443 --data my-recordings --key keys/mine --ca ca.pem
 
@@ -64,13 +63,14 @@ def join(
     before you say yes. Ctrl-C ends it after the present order; the same command goes on. When the server says that the
     run is over, it ends by itself.
     """
-    from sottovoce.deployment.certificates import check_valid
-    from sottovoce.deployment.keys import NODE_KEY, load_certificate, load_private_key
-    from sottovoce.deployment.own_home import claim
-    from sottovoce.deployment.own_ledger import Quota
-    from sottovoce.deployment.own_recordings import own_store
-    from sottovoce.deployment.participant import Participant
     from sottovoce.evaluation.recognise import choose_device
+    from sottovoce.network.certificates import check_valid
+    from sottovoce.network.keys import NODE_KEY, load_certificate, load_private_key
+    from sottovoce.network.messages import Order, OrderAnswer
+    from sottovoce.network.node.home import claim_home
+    from sottovoce.network.node.ledger import Quota
+    from sottovoce.network.node.participant import LARGEST_ORDER, Participant
+    from sottovoce.network.node.traffic import RoundTraffic
 
     address = _address(server)
     quota = Quota(
@@ -79,7 +79,7 @@ def join(
         bytes=None if megabytes_a_day is None else _bytes(megabytes_a_day),
     )
     try:
-        from sottovoce.deployment.worker import work
+        from sottovoce.network.node.worker import Worker
     except ModuleNotFoundError:
         raise InputError(NEEDS) from None
 
@@ -87,40 +87,48 @@ def join(
     authority = load_certificate(ca)
     remedy = "ask whoever invited you for the new one"
     if (soon := check_valid(authority, name=str(ca), now=datetime.now(UTC), remedy=remedy)) is not None:
-        say(soon)
+        print_line(soon)
     home = home or (key if key.is_dir() else key.parent) / "home"
-    claim(home)  # before recordings are prepared, which may take long: its owner can leave meanwhile
+    claim_home(home)  # before recordings are prepared, which may take long: its owner can leave meanwhile
+    stop, traffic = threading.Event(), RoundTraffic()
+
+    def report_answer(order: Order, answer: OrderAnswer) -> None:
+        """Lines about each round, and the end when there are no more."""
+        for line in traffic.lines(order, answer):
+            print_line(line)
+        if (rounds := participant.ended) is not None:
+            participant.ended = None
+            print_line(f"this run is over after {rounds:,} rounds: nothing more is asked of you")
+            if not stay:
+                stop.set()
+
     participant = Participant(
         home,
         key=own,
         authority=authority,
-        store=own_store(data, home=home, user=user, language=language, pack=_packed),
+        store=_open_store(data, home=home, user=user, language=language),
         now=lambda: datetime.now(UTC),
         user=user,
         device=choose_device(device),
         quota=quota,
-        largest_order=LARGEST_ORDER,
-        say=say,
+        say=print_line,
+        on_answer=report_answer,
     )
     if accept is not None and not participant.has_accepted(digest := _digest(accept)):
         participant.accept(digest)
-    stop = threading.Event()
-
-    def answer_orders() -> None:
-        work(
-            address,
-            key=own,
-            authority=ca.read_bytes(),
-            answer=_told(participant, stop=None if stay else stop),
-            limit=LARGEST_ORDER,
-            stop=stop,
-            is_here=participant.is_here,
-            departure=participant.departure,
-            say=say,
-        )
-
+    worker = Worker(
+        address,
+        key=own,
+        authority=ca.read_bytes(),
+        answer=participant.answer,
+        limit=LARGEST_ORDER,
+        stop=stop,
+        is_here=participant.is_here,
+        departure=participant.departure,
+        say=print_line,
+    )
     try:
-        _attend(participant, answer_orders, stop)
+        _answer_until_stopped(participant, worker.run, stop)
     finally:
         participant.close()
 
@@ -131,17 +139,23 @@ def _bytes(megabytes: float) -> int:
     return math.ceil(megabytes * 1e6)
 
 
-def _packed(corpus: "Corpus[Speaker]", place: Path) -> None:
-    """A folder's recordings as a store, with a line for everything that was wrong with them."""
-    from sottovoce.cli.prepare import amounts, packed, tell_narrow_band, tell_problems
+def _open_store(data: Path, *, home: Path, user: str | None, language: str) -> "Store":
+    """The node's speech, with a progress bar while a folder of recordings is prepared."""
+    from sottovoce.network.node.speech import open_node_store
 
-    store = packed(corpus, place)
-    say(f"{amounts(store)}: your recordings, prepared; they stay here")
-    tell_problems(store)
-    tell_narrow_band(store)
+    with progress_bar("preparing your recordings") as bar:
+
+        def show(progress: "PackingProgress") -> None:
+            note = f"pieces of work, {progress.audio_seconds / 3600:.1f} h"
+            bar.update(bar.task_ids[0], completed=progress.tasks_done, total=progress.tasks, note=note)
+
+        try:
+            return open_node_store(data, home=home, user=user, language=language, say=print_line, on_progress=show)
+        except KeyboardInterrupt:
+            exit_interrupted("interrupted: the same command goes on")
 
 
-def _attend(participant: "Participant", answer_orders: Callable[[], None], stop: threading.Event) -> None:
+def _answer_until_stopped(participant: "Participant", answer_orders: Callable[[], None], stop: threading.Event) -> None:
     """Answer orders in another thread; in this one, ask the user whenever that waits for them."""
     failed: list[BaseException] = []
 
@@ -152,18 +166,18 @@ def _attend(participant: "Participant", answer_orders: Callable[[], None], stop:
             failed.append(error)
 
     working = threading.Thread(target=run, name="orders", daemon=True)
-    with ended_in_order():
+    with exit_cleanly_on_signals():
         working.start()
         try:
             while working.is_alive():
                 if (invited := participant.invited) is not None:
                     _ask(participant, invited)
                 if participant.has_left:
-                    say("left for good: nothing is answered any more")
+                    print_line("left for good: nothing is answered any more")
                     break
-                working.join(LOOK_AGAIN)
+                working.join(POLL_SECONDS)
         except KeyboardInterrupt:
-            say("ending after the present order; the same command goes on")
+            print_line("ending after the present order; the same command goes on")
         finally:
             stop.set()
             working.join()
@@ -173,12 +187,12 @@ def _attend(participant: "Participant", answer_orders: Callable[[], None], stop:
 
 def _ask(participant: "Participant", invitation: "Invitation") -> None:
     """Show what somebody is invited to, and take down what they say."""
-    from sottovoce.deployment.consent import words
+    from sottovoce.network.node.consent import describe_invitation
 
-    say("You are invited to take part in this:")
-    for line in words(invitation):
-        say(f"  {line}")
-    say(f"  digest {invitation.digest.hex()}")
+    print_line("You are invited to take part in this:")
+    for line in describe_invitation(invitation):
+        print_line(f"  {line}")
+    print_line(f"  digest {invitation.digest.hex()}")
     if not sys.stdin.isatty() and participant.has_accepted(invitation.digest):
         raise InputError("nobody here can be asked: this was accepted for another run, and each needs a yes of its own")
     if not sys.stdin.isatty():
@@ -186,34 +200,6 @@ def _ask(participant: "Participant", invitation: "Invitation") -> None:
     if not typer.confirm("Do you want to take part?", default=False, err=True):
         raise InputError("not accepted: nothing was computed, and nothing sent")
     participant.accept(invitation.digest)
-
-
-def _told(participant: "Participant", *, stop: threading.Event | None) -> Callable[[bytes], bytes]:
-    """Its answers, with lines for the user about each round that they take part in, and when there are no more.
-
-    That sets `stop`, where it is given.
-    """
-    from sottovoce.deployment.messages import Refused, peek_order
-    from sottovoce.deployment.own_sent import SentInRounds
-
-    sent = SentInRounds()
-
-    def told(data: bytes) -> bytes:
-        answered = participant.answer(data)
-        try:
-            order = peek_order(data, limit=LARGEST_ORDER)
-        except Refused:
-            return answered
-        for line in sent.lines(order, answered):
-            say(line)
-        if (rounds := participant.ended) is not None:
-            participant.ended = None
-            say(f"this run is over after {rounds:,} rounds: nothing more is asked of you")
-            if stop is not None:
-                stop.set()
-        return answered
-
-    return told
 
 
 def _digest(text: str) -> bytes:
@@ -240,49 +226,49 @@ def _address(url: str) -> str:
 Home = Annotated[Path, typer.Argument(help="Where the node remembers what it has sent: KEY/home unless it was moved.")]
 
 
-@node.command()
-def show(home: Home) -> None:
+@node.command("show")
+def show_node_command(home: Home) -> None:
     """Show what a node has accepted, and what it has sent, day by day.
 
     Example: sottovoce node show keys/mine/home
     """
-    from sottovoce.deployment.own_ledger import account
+    from sottovoce.network.node.ledger import describe_node
 
-    for line in account(home):
-        say(line, to=stdout)
+    for line in describe_node(home):
+        print_line(line, to=stdout)
 
 
-@node.command()
-def pause(home: Home) -> None:
+@node.command("pause")
+def pause_command(home: Home) -> None:
     """Answer nothing until `resume`.
 
     Example: sottovoce node pause keys/mine/home
     """
-    from sottovoce.deployment import own_home
+    from sottovoce.network.node.home import pause_node
 
-    own_home.pause(home)
+    pause_node(home)
     stderr.print("paused: `sottovoce node resume` goes on", highlight=False)
 
 
-@node.command()
-def resume(home: Home) -> None:
+@node.command("resume")
+def resume_command(home: Home) -> None:
     """Answer again.
 
     Example: sottovoce node resume keys/mine/home
     """
-    from sottovoce.deployment import own_home
+    from sottovoce.network.node.home import resume_node
 
-    own_home.resume(home)
+    resume_node(home)
     stderr.print("taking part again", highlight=False)
 
 
-@node.command()
-def leave(home: Home) -> None:
+@node.command("leave")
+def leave_command(home: Home) -> None:
     """Answer nothing any more, for good: there is no way back with this key.
 
     Example: sottovoce node leave keys/mine/home
     """
-    from sottovoce.deployment import own_home
+    from sottovoce.network.node.home import leave_federation
 
-    own_home.leave(home)
+    leave_federation(home)
     stderr.print("left for good; what was sent before cannot be taken back", highlight=False)

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, say, stdout
+from sottovoce.cli.console import print_json, print_line, stdout
+from sottovoce.cli.options import Json
 
 app = typer.Typer(no_args_is_help=True, help="Make, show, renew and revoke the keys of a federation over a network.")
 
@@ -24,10 +25,10 @@ def authority(
 
     Example: sottovoce keys authority keys/authority
     """
-    from sottovoce.deployment.keys import AUTHORITY, AUTHORITY_DAYS, make_authority
+    from sottovoce.network.keys import AUTHORITY, AUTHORITY_DAYS, make_authority
 
     make_authority(folder, now=datetime.now(UTC), days=AUTHORITY_DAYS if days is None else days)
-    say(f"{folder}: an authority; give {folder / AUTHORITY} to everybody who joins", to=stdout)
+    print_line(f"{folder}: an authority; give {folder / AUTHORITY} to everybody who joins", to=stdout)
 
 
 @app.command()
@@ -41,12 +42,12 @@ def server(
 
     Example: sottovoce keys server keys/server --authority keys/authority --host voices.example.org
     """
-    from sottovoce.deployment.keys import SERVER_DAYS, make_server
+    from sottovoce.network.keys import SERVER_DAYS, make_server
 
     make_server(
         folder, authority=authority, hosts=host, now=datetime.now(UTC), days=SERVER_DAYS if days is None else days
     )
-    say(f"{folder}: a server's keys for {', '.join(host)}", to=stdout)
+    print_line(f"{folder}: a server's keys for {', '.join(host)}", to=stdout)
 
 
 @app.command()
@@ -58,12 +59,12 @@ def node(
 
     Example: sottovoce keys node keys/anna --user anna
     """
-    from sottovoce.deployment.keys import NODE, load_public_key, make_node
-    from sottovoce.deployment.roster import entry
+    from sottovoce.network.keys import NODE, load_public_key, make_node
+    from sottovoce.network.roster import format_roster_entry
 
     make_node(folder)
-    say(f"{folder}: a node's key; for the server's roster:", to=stdout)
-    say(entry(user or folder.name, load_public_key(folder / NODE)), to=stdout)
+    print_line(f"{folder}: a node's key; for the server's roster:", to=stdout)
+    print_line(format_roster_entry(user or folder.name, load_public_key(folder / NODE)), to=stdout)
 
 
 @app.command()
@@ -76,9 +77,9 @@ def renew(
 
     Example: sottovoce keys renew keys/server --authority keys/authority
     """
-    from sottovoce.deployment import keys
+    from sottovoce.network import keys
 
-    say(keys.renew(folder, now=datetime.now(UTC), authority=authority, days=days), to=stdout)
+    print_line(keys.renew_keys(folder, now=datetime.now(UTC), authority=authority, days=days), to=stdout)
 
 
 @app.command()
@@ -90,10 +91,10 @@ def revoke(
 
     Example: sottovoce keys revoke keys/anna/node.pub --authority keys/authority
     """
-    from sottovoce.deployment import keys
+    from sottovoce.network import keys
 
-    name = keys.revoke(node, authority=authority)
-    say(f"{authority / keys.REVOKED}: {name} is revoked; give the server the new list", to=stdout)
+    name = keys.revoke_node(node, authority=authority)
+    print_line(f"{authority / keys.REVOKED}: {name} is revoked; give the server the new list", to=stdout)
 
 
 @app.command()
@@ -102,11 +103,11 @@ def show(folder: Folder, json: Json = False) -> None:
 
     Example: sottovoce keys show keys/anna
     """
-    from sottovoce.deployment.keys import describe
+    from sottovoce.network.keys import describe_keys
 
-    found = describe(folder)
+    found = describe_keys(folder)
     if json:
         print_json(found)
         return
     for what, value in found.items():
-        say(f"{what}: {value}", to=stdout)
+        print_line(f"{what}: {value}", to=stdout)

@@ -1,32 +1,34 @@
 """`sottovoce plan`: what a run would cost in privacy, and how large its population must be."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, print_wide, progress_bar, say, stderr, stdout
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.cli.console import print_json, print_line, print_wide, progress_bar, stdout
+from sottovoce.cli.options import Json
 
 if TYPE_CHECKING:
-    from sottovoce.privacy.noise_planner import Asked
+    from sottovoce.privacy.noise_planner import NoiseRequest
     from sottovoce.privacy.planner import PlannedRun
 
 
-class Accountant(StrEnum):
+class AccountantName(StrEnum):
     PLD = "pld"
     RDP = "rdp"
 
 
-class Mechanism(StrEnum):
+class MechanismName(StrEnum):
     AUTO = "auto"
     INDEPENDENT = "independent"
     BANDED = "banded"
     BLT = "blt"
 
 
-class PaperTable(StrEnum):
+class PaperTableName(StrEnum):
     TABLE1 = "table1"
     TABLE17 = "table17"
     TABLE18 = "table18"
@@ -44,8 +46,8 @@ def plan(
         float | None, typer.Option(help="Find the least noise for this ε; or what --smallest-population must reach.")
     ] = None,
     accountant: Annotated[
-        Accountant, typer.Option(help="Which ε a target means; `rdp` is what a run's budget is kept by.")
-    ] = Accountant.PLD,
+        AccountantName, typer.Option(help="Which ε a target means; `rdp` is what a run's budget is kept by.")
+    ] = AccountantName.PLD,
     parameters: Annotated[
         int | None, typer.Option(help="D: size of the model, for the noise beside an update.")
     ] = None,
@@ -67,17 +69,18 @@ def plan(
         typer.Option(help="There and in the plot: from this S on, only K grows. With --mechanism: largest S."),
     ] = None,
     mechanism: Annotated[
-        Mechanism | None,
+        MechanismName | None,
         typer.Option(
             help="Noise, cycle, cohort and rounds for --max-cohort, --steps, --delta and two of --population, "
             "--sigma-dp (effective) and --target-epsilon, or all three; `auto` picks the best noise."
         ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw ε against population for several noise levels: FILE.png, .pdf or .svg.")
+        Path | None,
+        typer.Option(help="Draw ε against population for several noise levels: FILE.png, .svg, .pdf or .html."),
     ] = None,
     paper: Annotated[
-        PaperTable | None, typer.Option(help="A table of Pelikan et al. 2025 with our ε beside theirs.")
+        PaperTableName | None, typer.Option(help="A table of Pelikan et al. 2025 with our ε beside theirs.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -88,30 +91,23 @@ def plan(
     from sottovoce.privacy import planner
     from sottovoce.privacy.events import Measured
 
+    sizes: dict[str, object] = {"--population": population, "--cohort": cohort, "--steps": steps, "--delta": delta}
+    for_one_plan: dict[str, object] = {
+        "--scale": scale,
+        "--plot": plot,
+        "--smallest-population": smallest_population or None,
+    }
     if mechanism is not None:
-        others = {
-            "--cohort": cohort,
-            "--noise-multiplier": noise_multiplier,
-            "--parameters": parameters,
-            "--client-wers": client_wers,
-            "--scale": scale,
-            "--smallest-population": smallest_population or None,
-            "--plot": plot,
-            "--paper": paper,
-        }
-        if given := [name for name, value in others.items() if value is not None]:
-            raise InputError(
-                f"--mechanism {mechanism} with {', '.join(given)}: expected --max-cohort and what is wanted"
-            )
-        needed_here = {"--max-cohort": max_cohort, "--steps": steps, "--delta": delta}
-        if missing := [name for name, value in needed_here.items() if value is None]:
-            raise InputError(f"--mechanism {mechanism}: {', '.join(missing)} is missing")
-        assert max_cohort is not None
-        assert steps is not None
-        assert delta is not None
-        from sottovoce.privacy.noise_planner import Asked
+        others: dict[str, object] = {"--cohort": cohort, "--noise-multiplier": noise_multiplier}
+        others |= {"--parameters": parameters, "--client-wers": client_wers, "--paper": paper, **for_one_plan}
+        if given := _given(others):
+            raise InputError(f"--mechanism {mechanism} with {given}: expected --max-cohort and what is wanted")
+        if max_cohort is None or steps is None or delta is None:
+            missing = _missing({"--max-cohort": max_cohort, "--steps": steps, "--delta": delta})
+            raise InputError(f"--mechanism {mechanism}: {missing} is missing")
+        from sottovoce.privacy.noise_planner import NoiseRequest
 
-        asked = Asked(
+        asked = NoiseRequest(
             max_cohort=max_cohort,
             central_steps=steps,
             delta=delta,
@@ -119,30 +115,24 @@ def plan(
             sigma_dp=sigma_dp,
             target_epsilon=target_epsilon,
         )
-        _show_noise(asked, mechanism, accountant, json)
+        _print_noise(asked, mechanism, accountant, json)
         return
-    sizes = {"--population": population, "--cohort": cohort, "--steps": steps, "--delta": delta}
     if paper is not None:
-        others = {**sizes, "--scale": scale, "--plot": plot, "--smallest-population": smallest_population or None}
-        if given := [name for name, value in others.items() if value is not None]:
-            raise InputError(f"--paper {paper} with {', '.join(given)}: expected a table, or a plan of your own")
-        _show_paper_table(paper, json)
+        if given := _given(sizes | for_one_plan):
+            raise InputError(f"--paper {paper} with {given}: expected a table, or a plan of your own")
+        _print_paper_table(paper, json)
         return
-    if missing := [name for name, value in sizes.items() if value is None]:
-        raise InputError(f"{', '.join(missing)} is missing: expected --population, --cohort, --steps and --delta")
-    assert population is not None
-    assert cohort is not None
-    assert steps is not None
-    assert delta is not None
+    if population is None or cohort is None or steps is None or delta is None:
+        raise InputError(f"{_missing(sizes)} is missing: expected --population, --cohort, --steps and --delta")
     if max_cohort is not None and not smallest_population and plot is None:
         raise InputError(f"--max-cohort {max_cohort}: expected together with --smallest-population or --plot")
     if smallest_population and (target_epsilon is None or (noise_multiplier is None and sigma_dp is None)):
         raise InputError("--smallest-population: expected --target-epsilon, and --sigma-dp or --noise-multiplier")
     if plot is not None:
-        from sottovoce.privacy.figure import check_plot
+        from sottovoce.base.drawing import check_plot
 
         check_plot(plot)
-    factors = _factors(scale)
+    factors = _read_factors(scale)
     if (client_wers is None) != (client_wer_noise is None):
         raise InputError("--client-wers and --client-wer-noise: expected both or neither")
     measured = None
@@ -164,8 +154,7 @@ def plan(
     )
     scaled = planner.scale_plan(planned, factors=factors)
     needed = None
-    if smallest_population:
-        assert target_epsilon is not None
+    if smallest_population and target_epsilon is not None:
         needed = planner.smallest_population(
             planned, target_epsilon=target_epsilon, max_cohort=max_cohort, accountant=accountant.value
         )
@@ -187,18 +176,18 @@ def plan(
             title = f"The smallest population with ε ≤ {target_epsilon:g}, by {accountant.upper()}"
             print_wide(plans_table([needed], title=title))
     for warning in planned.warnings:
-        stderr.print(f"[yellow]warning:[/] {warning}", highlight=False, soft_wrap=True)
+        print_line(f"warning: {warning}")
     if plot is not None:
         _draw(planned, plot, max_cohort)
 
 
-def _show_noise(asked: "Asked", mechanism: Mechanism, accountant: Accountant, json: bool) -> None:
-    from sottovoce.privacy.mechanisms import KINDS
+def _print_noise(asked: "NoiseRequest", mechanism: MechanismName, accountant: AccountantName, json: bool) -> None:
+    from sottovoce.privacy.mechanism_search import KINDS
     from sottovoce.privacy.noise_planner import plan_noise
     from sottovoce.privacy.plan_tables import noise_table, noise_words
 
-    kinds = [kind for kind in KINDS if mechanism in (Mechanism.AUTO, kind)]
-    with progress_bar("looking for the best noise") as bar:
+    kinds = [kind for kind in KINDS if mechanism in (MechanismName.AUTO, kind)]
+    with progress_bar("searching for the best noise") as bar:
         (task,) = bar.task_ids
         found = plan_noise(asked, kinds=kinds, accountant=accountant.value, on_look=lambda: bar.advance(task))
     if json:
@@ -206,11 +195,11 @@ def _show_noise(asked: "Asked", mechanism: Mechanism, accountant: Accountant, js
         return
     print_wide(noise_table(found))
     for line in noise_words(found):
-        say(line, to=stdout)
+        print_line(line, to=stdout)
 
 
-def _show_paper_table(name: PaperTable, json: bool) -> None:
-    from sottovoce.privacy.paper_tables import paper_table, paper_table_view
+def _print_paper_table(name: PaperTableName, json: bool) -> None:
+    from sottovoce.papers.paper_tables import paper_table, paper_table_view
 
     table = paper_table(name.value)
     if json:
@@ -220,14 +209,22 @@ def _show_paper_table(name: PaperTable, json: bool) -> None:
 
 
 def _draw(planned: "PlannedRun", plot: Path, max_cohort: int | None) -> None:
-    from sottovoce.privacy.figure import draw_population_figure, population_curves, write_figure
+    from sottovoce.report.populations import draw_population_curves, population_curves
 
     curves = population_curves(planned, max_cohort=max_cohort)
-    write_figure(draw_population_figure(curves, plan=planned), plot)
-    stderr.print(f"wrote {plot}", highlight=False)
+    draw_population_curves(curves, plot, plan=planned)
+    print_line(f"wrote {plot}")
 
 
-def _factors(scale: str | None) -> tuple[float, ...]:
+def _given(options: Mapping[str, object]) -> str:
+    return ", ".join(name for name, value in options.items() if value is not None)
+
+
+def _missing(options: Mapping[str, object]) -> str:
+    return ", ".join(name for name, value in options.items() if value is None)
+
+
+def _read_factors(scale: str | None) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in scale.split(",")) if scale is not None else ()
     except ValueError as problem:

@@ -1,20 +1,21 @@
-"""`sottovoce probe`: how much an encoder tells of who speaks, and of what is said."""
+"""`sottovoce probe`: how much of who speaks, and of what is said, an encoder's vectors hold."""
 
 import time
 from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, progress_bar, say, stderr, stdout
-from sottovoce.cli.evaluate import store_and_split
-from sottovoce.cli.recognition import Device, Model, OutsideFamily
+from sottovoce.cli.console import print_json, print_line, progress_bar, stderr, stdout
+from sottovoce.cli.options import Device, Json, Model, OutsideFamily, split_store_name
 
 
 def probe(
     model: Model,
-    on: Annotated[str, typer.Option(metavar="STORE[:SPLIT]", help="What to listen to; all splits if none is named.")],
-    minutes: Annotated[float, typer.Option(min=0.1, help="Listen to at most so much speech.")] = 30.0,
-    seed: Annotated[int, typer.Option(help="Decides who is listened to and who is held out.")] = 1,
+    on: Annotated[
+        str, typer.Option(metavar="STORE[:SPLIT]", help="The speech to probe with; all splits if none is named.")
+    ],
+    minutes: Annotated[float, typer.Option(min=0.1, help="At most so many minutes of speech.")] = 30.0,
+    seed: Annotated[int, typer.Option(help="Decides who is chosen and who is held out.")] = 1,
     family: OutsideFamily = None,
     device: Device = None,
     json: Json = False,
@@ -25,23 +26,20 @@ def probe(
 
     Beside it stand an untrained encoder of the same shape, and chance.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    from sottovoce.evaluation.probe import probe as probed
+    from sottovoce.base.tables import Table
+    from sottovoce.data.store import Store
     from sottovoce.evaluation.recognise import choose_device
-    from sottovoce.models.saved import load
-    from sottovoce.store import Store
+    from sottovoce.models.recogniser import load_recogniser
+    from sottovoce.papers.probe import probe_encoder
 
-    path, split = store_and_split(on)
-    store, recogniser, chosen_device = Store(path), load(model, family=family), choose_device(device)
+    path, split = split_store_name(on)
+    store, recogniser, chosen_device = Store(path), load_recogniser(model, family=family), choose_device(device)
     store.check()
     started = time.monotonic()
-    with progress_bar(f"listening to {on}") as bar:
+    with progress_bar(f"probing {on}") as bar:
         (task,) = bar.task_ids
         bar.update(task, note="utterances")
-        found = probed(
+        found = probe_encoder(
             recogniser,
             store,
             split=split,
@@ -54,16 +52,15 @@ def probe(
     if json:
         print_json({"model": str(model), **found.as_json(), "elapsed_seconds": elapsed})
         return
-    table = Table(title=Text(f"{model} on {on}", style="bold"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("a linear layer tells", "this model", "untrained", "chance", "tried on"):
-        table.add_column(heading, justify="left" if not table.columns else "right")
+    rows = []
     if (speaker := found.speaker) is not None:
         rates = (f"{rate:.1%}" for rate in (speaker.accuracy, speaker.untrained, speaker.chance))
-        table.add_row(f"which of {speaker.speakers:,} speakers", *rates, f"{speaker.tried_on:,} utterances")
+        rows.append((f"which of {speaker.speakers:,} speakers", *rates, f"{speaker.tried_on:,} utterances"))
     if (letters := found.letters) is not None:
         rates = (f"{rate:.1%}" for rate in (letters.error_rate, letters.untrained, letters.chance))
-        table.add_row(f"{letters.letters:,} letters: errors", *rates, f"{letters.tried_on:,} utterances")
-    stdout.print(table)
+        rows.append((f"{letters.letters:,} letters: errors", *rates, f"{letters.tried_on:,} utterances"))
+    headings = ("a linear layer finds", "this model", "untrained", "chance", "tested on")
+    stdout.print(Table("probe", f"{model} on {on}", headings, tuple(rows)).for_terminal())
     for what, why in found.missing.items():
-        say(f"{what}: {why}")
+        print_line(f"{what}: {why}")
     stderr.print(f"{found.audio_seconds:,.0f} s of speech, {elapsed:,.1f} s on {chosen_device}", highlight=False)

@@ -1,16 +1,13 @@
 """`sottovoce recipes`: which there are, what they reproduce, what they start from and read."""
 
-import re
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, stdout
-from sottovoce.errors import InputError
-
-if TYPE_CHECKING:
-    from sottovoce.config import Experiment
+from sottovoce.base.errors import InputError
+from sottovoce.cli.console import print_json, stdout
+from sottovoce.cli.options import Json
 
 
 def recipes(
@@ -25,51 +22,42 @@ def recipes(
     table: Annotated[int | None, typer.Option(metavar="N", help="Only what that table of a paper prints.")] = None,
     json: Json = False,
 ) -> None:
-    """List recipes, with the paper's WER, the seed model and the store of each.
+    """List recipes, with the paper's WER, the parent model and the store of each.
 
     Example: sottovoce recipes uniform --paper pelikan2025 --table 1
 
     `sottovoce recipes show demo/global` prints one with every default and the meaning of each key, ready to be changed.
     """
-    from sottovoce.config import load_experiment, recipe_names
+    from sottovoce.config.catalogue import find_recipes, format_details
 
-    asked_for, *rest = words or [""]
-    if asked_for in ("show", "keys"):
-        if paper is not None or table is not None or (asked_for == "keys" and rest):
+    first, *rest = words or [""]
+    if first in ("show", "keys"):
+        if paper is not None or table is not None or (first == "keys" and rest):
             raise InputError("expected `recipes show NAME [KEY=VALUE…]`, or `recipes keys`, and no other option")
-        if asked_for == "show":
-            _show(rest, json)
+        if first == "show":
+            _print_recipe(rest, json)
         else:
-            _show_keys(json)
+            _print_keys(json)
         return
-    names = recipe_names()
-    papers = dict.fromkeys(name.partition("/")[0] for name in names if "/" in name)
-    if paper is not None and paper not in papers:
-        raise InputError(f"paper={paper}: expected one of {', '.join(papers)}")
-    listed = (_described(name, load_experiment(name)) for name in names if paper in (None, name.partition("/")[0]))
-    found = [one for one in listed if _fits(one, words or [], table)]
-    if not found:
-        asked = [*(words or []), *([f"paper={paper}"] if paper else []), *([f"table={table}"] if table else [])]
-        raise InputError(f"no recipe fits {' '.join(asked)}: `sottovoce recipes` lists all {len(names):,}")
+    found = find_recipes(words or [], paper=paper, table=table)
     if json:
         print_json(found)
         return
-    for one in found:
-        details = "; ".join(_details(one))
-        stdout.print(f"[bold]{one['name']}[/]  {one['about']}", highlight=False, soft_wrap=True)
-        if details:
+    for recipe in found:
+        stdout.print(f"[bold]{recipe['name']}[/]  {recipe['about']}", highlight=False, soft_wrap=True)
+        if details := "; ".join(format_details(recipe)):
             stdout.print(f"    [dim]{details}[/]", highlight=False, soft_wrap=True)
 
 
-def _show(words: Sequence[str], json: bool) -> None:
+def _print_recipe(words: Sequence[str], json: bool) -> None:
+    from sottovoce.base.importing import refuse_imports
     from sottovoce.config import Suite, load_experiment
-    from sottovoce.config.keys import commented, plain
-    from sottovoce.naming import importing_nothing
+    from sottovoce.config.keys import plain, render_commented_recipe
 
     if not words:
         raise InputError("expected `recipes show NAME [KEY=VALUE…]`")
     name, *overrides = words
-    with importing_nothing(f"`recipes show` imports nothing, `sottovoce run {name} --estimate` does"):
+    with refuse_imports(f"`recipes show` imports nothing, `sottovoce run {name} --estimate` does"):
         experiment = load_experiment(name, overrides)
     if isinstance(experiment, Suite):
         runs = ", ".join(run.recipe for run in experiment.runs.values())
@@ -77,64 +65,25 @@ def _show(words: Sequence[str], json: bool) -> None:
     if json:
         print_json(plain(experiment))
     else:
-        print(commented(experiment), end="")  # rich would wrap lines and read brackets as markup
+        print(render_commented_recipe(experiment), end="")  # rich would wrap lines and read brackets as markup
 
 
-def _show_keys(json: bool) -> None:
+def _print_keys(json: bool) -> None:
     from dataclasses import asdict
 
-    from sottovoce.config.keys import all_sections, page
+    from sottovoce.config.keys import list_sections, render_keys_page
 
     if not json:
-        print(page(), end="")
+        print(render_keys_page(), end="")
         return
-    print_json(
-        [
-            {"places": section.places, "title": section.title, "keys": [_named(asdict(key)) for key in section.keys]}
-            for section in all_sections()
-        ]
-    )
-
-
-def _named(key: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in key.items() if name != "sections"}
-
-
-def _described(name: str, experiment: "Experiment") -> dict[str, Any]:
-    from sottovoce.config import Suite
-
-    printed = experiment.paper and experiment.paper.model_dump(mode="json")
-    described: dict[str, Any] = {"name": name, "about": experiment.about, "paper": printed}
-    if isinstance(experiment, Suite):
-        return {**described, "runs": list(experiment.runs)}
-    central = experiment.central
-    seed = experiment.federated.seed_model if central is None else central.start_from
-    return {**described, "seed_model": seed, "store": experiment.data.store}
-
-
-def _details(one: dict[str, Any]) -> Iterator[str]:
-    paper = one["paper"] or {}
-    if wers := paper.get("wer"):
-        yield f"{paper['place'].partition(',')[0]}: WER {', '.join(f'{test} {wer:.1f}' for test, wer in wers.items())}"
-    if "runs" in one:
-        yield f"{len(one['runs']):,} runs"
-    if one.get("seed_model"):
-        yield f"from {one['seed_model']}"
-    if one.get("store"):
-        yield f"store {one['store']}"
-
-
-def _fits(one: dict[str, Any], words: Sequence[str], table: int | None) -> bool:
-    place = (one["paper"] or {}).get("place", "")
-    line = " ".join((one["name"], one["about"], place, *_details(one))).casefold()
-    return all(word.casefold() in line for word in words) and (table is None or table in tables_in(place))
-
-
-def tables_in(place: str) -> set[int]:
-    """The tables that a place of a paper names.
-
-    >>> sorted(tables_in("Table 1, σ_DP = 1e-6, dim; Table 17; Figure 5")), sorted(tables_in("Tables 5, 11 and 13"))
-    ([1, 17], [5, 11, 13])
-    """
-    lists = re.findall(r"Tables ((?:\d+(?:, | and )?)+)", place)
-    return {int(number) for number in re.findall(r"Table (\d+)", place) + re.findall(r"\d+", " ".join(lists))}
+    sections = [
+        {
+            "places": section.places,
+            "title": section.title,
+            "keys": [
+                {name: value for name, value in asdict(key).items() if name != "sections"} for key in section.keys
+            ],
+        }
+        for section in list_sections()
+    ]
+    print_json(sections)

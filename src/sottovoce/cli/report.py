@@ -1,12 +1,13 @@
-"""`sottovoce report`: what runs did, on one page."""
+"""`sottovoce report`: the results and the privacy of runs, on one page."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, say
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.cli.console import print_json, print_line
+from sottovoce.cli.options import Json
 
 
 def report(
@@ -31,23 +32,23 @@ def report(
 
     Example: sottovoce report runs/demo --out report.html --csv tables
 
-    Reads run folders and nothing else. An unfinished run is shown as far as it has come. Where a ledger does not hold,
-    or the folder is not what its ledger says, the page says so before all else, and the command ends with exit code 2;
-    so it does where a file cannot be read. No statement is written then.
+    Reads run folders and nothing else. An unfinished run is shown as far as it has come. Where a ledger is not valid,
+    or the folder does not match it, the page says so before all else, and the command ends with exit code 2; so it
+    does where a file cannot be read. No statement is written then.
     """
-    from sottovoce.reporting.archives import as_typed
-    from sottovoce.reporting.cells import said_once
-    from sottovoce.reporting.page import write_figures, write_page, write_tables
-    from sottovoce.reporting.records import find_runs, read_run
-    from sottovoce.reporting.shared_people import Declared
-    from sottovoce.reporting.statement import write_statement
-    from sottovoce.reporting.summary import summarise_runs
+    from sottovoce.report.archives import restore_archive_names
+    from sottovoce.report.joint import Declared
+    from sottovoce.report.page import write_figures, write_page, write_tables
+    from sottovoce.report.parts import merge_labels
+    from sottovoce.report.records import find_runs, read_run
+    from sottovoce.report.statement import write_statement
+    from sottovoce.report.summary import summarise_runs
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"out={out}: expected a file name that ends in .html")
     if not out.parent.is_dir():
         raise InputError(f"out={out}: the folder {out.parent} does not exist")
-    if statement is not None and _same_file(statement, out):
+    if statement is not None and statement.resolve() == out.resolve():
         raise InputError(f"--statement {statement} and --out are one file: expected two, or one would be lost")
     folders = find_runs(runs)
     if statement is not None and any(_is_of_run(statement, folder) for folder in folders.values()):
@@ -70,7 +71,7 @@ def report(
     if json:
         print_json(
             {
-                "runs": {label: as_typed(str(folder)) for label, folder in folders.items()},
+                "runs": {label: restore_archive_names(str(folder)) for label, folder in folders.items()},
                 "verdicts": {one.label: one.as_json() for one in summary.verdicts},
                 "together": list(summary.together),
                 "written": list(map(str, written)),
@@ -82,22 +83,18 @@ def report(
         )
     else:
         for line in (summary.verdict, *summary.together):
-            say(line)
-        say(f"wrote {out}" + (f" and {len(written) - 1:,} files beside it" if written[1:] else ""))
+            print_line(line)
+        print_line(f"wrote {out}" + (f" and {len(written) - 1:,} files beside it" if written[1:] else ""))
         sound = [(r.label, r.ledger.signature.words) for r in records if r.ledger and r.ledger.report]
-        for labels, words in said_once(sound):
-            say(f"{labels}: ledger {words}")
+        for labels, words in merge_labels(sound):
+            print_line(f"{labels}: ledger {words}")
     for alarm in made.alarms:
-        say(f"error: NOT SOUND: {alarm}")
+        print_line(f"error: NOT SOUND: {alarm}")
     damaged = [f"{record.label}: {problem}" for record in records for problem in record.damaged]
     for problem in damaged:
-        say(f"error: DAMAGED: {problem}")
+        print_line(f"error: DAMAGED: {problem}")
     if made.alarms or damaged:
         raise typer.Exit(2)
-
-
-def _same_file(one: Path, other: Path) -> bool:
-    return one.resolve() == other.resolve()
 
 
 def _is_of_run(path: Path, folder: Path) -> bool:

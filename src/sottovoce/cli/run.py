@@ -1,6 +1,5 @@
 """`sottovoce run`: from a recipe to a result."""
 
-import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,44 +9,41 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, end_interrupted, fits, print_json, print_wide, progress_bar, say, stderr, stdout
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.cli.console import (
+    exit_interrupted,
+    fits_terminal,
+    print_json,
+    print_line,
+    print_wide,
+    progress_bar,
+    stderr,
+    stdout,
+)
+from sottovoce.cli.options import Device, Json, OutsideFamily, Overrides, Recipe, Runs, SignKey, Stores
 
 if TYPE_CHECKING:
-    from sottovoce.config import Recipe
-    from sottovoce.reporting.summary import Summary
-    from sottovoce.training.context import Surroundings
+    from sottovoce.config import Recipe as LoadedRecipe
+    from sottovoce.report.summary import Summary
     from sottovoce.training.estimate import Estimate
-    from sottovoce.training.keeper import Report
-    from sottovoce.training.outcome import Outcome
+    from sottovoce.training.loop import ProgressReport
+    from sottovoce.training.run_context import Outcome, RunContext
 
 
 def run(
-    recipe: Annotated[
-        str, typer.Argument(help="A recipe's name (`sottovoce recipes`), a YAML file, or FILE.yaml/RUN.")
-    ],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key=value, such as central.steps=100.")] = None,
+    recipe: Recipe,
+    overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; RUNS/RECIPE by default.")] = None,
-    runs: Annotated[Path, typer.Option(help="Where runs lie: seed models are looked for and made here.")] = Path(
-        "runs"
-    ),
-    stores: Annotated[Path, typer.Option(help="Where stores lie and are made.")] = Path("stores"),
+    runs: Runs = Path("runs"),
+    stores: Stores = Path("stores"),
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last checkpoint in the run's folder.")
     ] = False,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="One step on a small synthetic stand-in: does the recipe fit together?")
     ] = False,
-    family: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:FAMILY",
-            help="Import this family of your own, of which the folder of a seed model is; recipes name theirs.",
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or cuda:N; a GPU where there is one by default.")
-    ] = None,
+    family: OutsideFamily = None,
+    device: Device = None,
     only: Annotated[
         str | None, typer.Option(metavar="LABEL,…", help="Of a suite only these runs; * and ? stand for others.")
     ] = None,
@@ -60,29 +56,25 @@ def run(
     yes: Annotated[
         bool, typer.Option("--yes", help="Begin at once: measure nothing, and do not ask what takes a CPU days.")
     ] = False,
-    sign: Annotated[
-        Path | None,
-        typer.Option(metavar="KEY", help="Sign ledgers with this private key (`sottovoce keys`), at every commit."),
-    ] = None,
+    sign: SignKey = None,
     json: Json = False,
 ) -> None:
-    """Run a recipe: prepare what is missing, train its seed model, train, test on unseen speakers, report.
+    """Run a recipe: prepare what is missing, train its parent model, train, test on unseen speakers, report.
 
     Example: sottovoce run demo
 
-    All that it needs is checked first, and what it takes is said. Stages whose result is there and current are not run
+    All that it needs is checked first, and its cost is estimated. Stages whose result is there and current are not run
     again. A finished run prints its results.
 
-    Exit code 0: it is finished, or at an end that was asked for (a budget, patience: `ended` in --json says which);
-    130: it was interrupted and is saved; 2: something has to be mended first.
+    Exit code 0: it is finished, or has reached a limit that was set (a budget, patience: `ended` in --json says which);
+    130: it was interrupted and is saved; 2: something has to be corrected first.
     """
+    from sottovoce.base.signatures import load_signing_key
     from sottovoce.config import Suite, load_experiment
     from sottovoce.models.family import find_family
-    from sottovoce.signatures import load_signing_key
-    from sottovoce.training.seeding import folder_of
-    from sottovoce.training.smoke_runs import run_smoke
-    from sottovoce.training.stages import run_recipe
-    from sottovoce.training.suites import recipes_of, run_suite, select_runs
+    from sottovoce.training.parent_model import default_run_folder
+    from sottovoce.training.run import run_recipe, run_smoke
+    from sottovoce.training.suites import load_suite_recipes, run_suite, select_runs
 
     if family is not None:
         find_family(family)
@@ -92,56 +84,57 @@ def run(
     elif only is not None or at_once != 1:
         raise InputError(f"{recipe} is one run: --only and --at-once are for suites")
     if smoke:
-        with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
-            run_smoke(recipe, experiment, out=out, around=around)
+        with open_context(recipe, runs=runs, stores=stores, device=device) as around:
+            run_smoke(recipe, experiment, out=out, context=around)
         shown = "" if out is None else f"; sottovoce report {out} shows what it writes down"
-        stdout.print(f"{recipe}: one step of it runs{shown}", highlight=False, markup=False)
+        print_line(f"{recipe}: one step of it runs{shown}", to=stdout)
         return
     if sign is not None:
-        load_signing_key(sign)  # who has none is told now, not after hours
-    folder = out or folder_of(recipe, runs)
-    label = label_of(recipe, out)
-    with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
+        load_signing_key(sign)  # refused now, not after hours
+    folder = out or default_run_folder(recipe, runs)
+    label = label_run(recipe, out)
+    with open_context(recipe, runs=runs, stores=stores, device=device) as around:
         if isinstance(experiment, Suite):
-            wanted = {name: (one, folder / name) for name, one in recipes_of(experiment).items()}
+            wanted = {name: (one, folder / name) for name, one in load_suite_recipes(experiment).items()}
         else:
             wanted = {label: (experiment, folder)}
-        costs = beforehand(wanted, around, above=0.0 if estimate else math.inf if yes else None)
+        costs = check_and_estimate(wanted, around)
     if estimate:
-        _show_costs(costs, json)
+        _print_costs(costs, json)
         return
-    for line in () if costs is None else costs.lines():
-        say(line)
-    _confirm(costs, yes=yes)
-    with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
+    if costs is not None:
+        for line in costs.lines():
+            print_line(line)
+        _confirm(costs, yes=yes)
+    with open_context(recipe, runs=runs, stores=stores, device=device) as around:
         around = replace(around, sign=sign)
         if isinstance(experiment, Suite):
-            outcomes = run_suite(experiment, out=folder, around=around, at_once=at_once)
+            outcomes = run_suite(experiment, out=folder, context=around, at_once=at_once)
         else:
-            outcomes = {label: run_recipe(experiment, out=folder, resume=resume, around=around)}
+            outcomes = {label: run_recipe(experiment, out=folder, resume=resume, context=around)}
     planned = len(experiment.runs) if isinstance(experiment, Suite) else 1
-    stopped = _stopped(outcomes, folder, planned=planned)
+    stopped = _format_stopped(outcomes, folder, planned=planned)
     finished = {label: outcome for label, outcome in outcomes.items() if outcome.results is not None}
     if stopped is None and not finished:  # another process than the first
         return
     if stopped is None:
-        show_finished(finished, folder, title=experiment.about, quietly=json)
+        print_finished(finished, folder, title=experiment.about, quietly=json)
     if json:
         found = {label: known for label, outcome in outcomes.items() if (known := outcome.as_json()) is not None}
         print_json(found if isinstance(experiment, Suite) else found[label])
     if stopped is not None:
-        end_interrupted(stopped)
+        exit_interrupted(stopped)
 
 
-def label_of(recipe: str, out: Path | None) -> str:
-    """What a run is called in its table and report: as the folder that was asked for, else as its recipe."""
+def label_run(recipe: str, out: Path | None) -> str:
+    """What a run is called in its table and report: the name of its folder if one was given, else of its recipe."""
     from sottovoce.config import public_name
 
     return public_name(recipe) if out is None else out.absolute().name
 
 
-def _stopped(outcomes: "Mapping[str, Outcome]", folder: Path, *, planned: int) -> str | None:
-    """Where it was interrupted and how it goes on; None where it was not."""
+def _format_stopped(outcomes: "Mapping[str, Outcome]", folder: Path, *, planned: int) -> str | None:
+    """Where it was interrupted and how to resume; None where it was not."""
     for outcome in outcomes.values():
         if outcome.stopped_at is not None:
             again = "the same command" + (" with --resume" if outcome.folder == folder else "")
@@ -151,90 +144,88 @@ def _stopped(outcomes: "Mapping[str, Outcome]", folder: Path, *, planned: int) -
     return None
 
 
-def beforehand(
-    wanted: "Mapping[str, tuple[Recipe, Path]]", around: "Surroundings", *, above: float | None
-) -> "Estimate | None":
-    """Check all that the runs need, and say what they take; None where nothing is left to do, or others do it too.
+def check_and_estimate(wanted: "Mapping[str, tuple[LoadedRecipe, Path]]", around: "RunContext") -> "Estimate | None":
+    """Check all that the runs need, and estimate their cost; None where nothing is left to do, or for several ranks.
 
-    What takes no more operations than `above` is counted and not measured; None is for what is worth it.
+    What takes no more operations than `above` is computed and not timed; None decides by itself.
     """
-    from sottovoce.processes import own_device, process_group
-    from sottovoce.training.agreement import agreeing
-    from sottovoce.training.beforehand import make_ready, stages_of
-    from sottovoce.training.estimate import estimate
+    from sottovoce.base.processes import local_device, process_group
+    from sottovoce.training.agreement import require_equal_across_ranks
+    from sottovoce.training.estimate import estimate_runs
+    from sottovoce.training.preflight import check_stages, list_stages
 
-    with process_group(own_device(around.device)) as processes, agreeing(processes):
-        if not processes.first:
+    with process_group(local_device(around.device)) as processes, require_equal_across_ranks(processes):
+        if not processes.is_first:
             return None
-        stages = stages_of(wanted, folder=around.runs)
-        known = make_ready(stages, around)
-        if processes.several or not stages:  # one process cannot say what several take
+        stages = list_stages(wanted, folder=around.runs)
+        known = check_stages(stages, around)
+        if processes.is_distributed or not stages:  # one process cannot time what several take
             return None
         around.on_stage("what it takes")
-        return estimate(stages, known, replace(around, say=lambda _: None), above=above)
+        return estimate_runs(stages, known, replace(around, say=lambda _: None))
 
 
-def _show_costs(costs: "Estimate | None", json: bool) -> None:
+def _print_costs(costs: "Estimate | None", json: bool) -> None:
     if json:
         print_json(None if costs is None else costs.as_json())
         return
     for line in ["nothing is left to do"] if costs is None else costs.lines():
-        say(line, to=stdout)
+        print_line(line, to=stdout)
 
 
-def _confirm(costs: "Estimate | None", *, yes: bool) -> None:
+def _confirm(costs: "Estimate", *, yes: bool) -> None:
     """Ask before a CPU is kept busy for days; without a terminal to ask, refuse."""
-    from sottovoce.training.estimate import format_time, too_long
+    from sottovoce.training.estimate import format_time, seconds_too_long
 
-    if yes or costs is None or (seconds := too_long(costs)) is None:
+    if yes or (seconds := seconds_too_long(costs)) is None:
         return
-    words = f"this takes a CPU about {format_time(seconds)}"
+    message = f"this takes a CPU about {format_time(seconds)}"
     if not (sys.stdin.isatty() and stderr.is_terminal):
-        raise InputError(f"{words}: expected a GPU, or --yes")
-    typer.confirm(f"{words}. Begin?", abort=True, err=True)
+        raise InputError(f"{message}: expected a GPU, or --yes")
+    typer.confirm(f"{message}. Begin?", abort=True, err=True)
 
 
-def show_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str, quietly: bool = False) -> None:
+def print_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str, quietly: bool = False) -> None:
     """Write the report of runs that are done, and print its tables unless `quietly`."""
-    from sottovoce.reporting.summary import write_report
+    from sottovoce.report.summary import write_report
 
     report = write_report({label: outcome.folder for label, outcome in finished.items()}, folder, title=title)
     if quietly:
         return
-    print_result(report)
+    print_results(report)
     stdout.print(report.verdict, highlight=False, soft_wrap=True, style="bold")
     for table in report.tables_below:
         print_wide(table.for_terminal())
     for line in report.together:
-        say(line, to=stdout)
+        print_line(line, to=stdout)
     for note in report.notes:
         stdout.print(note, highlight=False, soft_wrap=True)
-    stdout.print(f"report: {report.path}", highlight=False, soft_wrap=True)
+    print_line(f"report: {report.path}", to=stdout)
     *_, last = finished.values()
-    stdout.print(_use(last), highlight=False, soft_wrap=True)
+    print_line(_format_next_command(last), to=stdout)
 
 
-def print_result(report: "Summary") -> None:
-    """The table of results, whole at any width: where it does not fit, without what the report says besides."""
+def print_results(report: "Summary") -> None:
+    """The table of results; where it is too wide for the terminal, without what the report says besides."""
     table = report.for_terminal()
-    stdout.print(table if fits(table) else report.for_terminal(brief=True))
+    stdout.print(table if fits_terminal(table) else report.for_terminal(brief=True))
 
 
-def _use(finished: "Outcome") -> str:
-    """What can be done with the model of a run."""
+def _format_next_command(finished: "Outcome") -> str:
+    """How to use the model of a run."""
     assert finished.results is not None
     tests, folder = finished.results["test"].values(), finished.folder
-    if tests and not any("wer" in test for test in tests):  # it writes nothing down
+    if tests and not any("wer" in test for test in tests):  # the model writes no text
         return f"to use it: start_from={folder} in a recipe, or sottovoce probe {folder} --on STORE:SPLIT"
     return f"to use it: sottovoce transcribe {folder} FILE"
 
 
 @contextmanager
-def surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) -> Iterator["Surroundings"]:
-    """Where the run works, with a progress bar that shows what it reports."""
+def open_context(recipe: str, *, runs: Path, stores: Path, device: str | None) -> Iterator["RunContext"]:
+    """The context of a run, with a progress bar that shows what it reports."""
+    from sottovoce.data.store import PackingProgress
     from sottovoce.evaluation.recognise import choose_device
-    from sottovoce.store import Progress
-    from sottovoce.training.context import Surroundings
+    from sottovoce.training.run_context import RunContext
 
     with progress_bar(recipe) as bar:
         (task,) = bar.task_ids
@@ -246,16 +237,16 @@ def surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) -
             bar.update(task, completed=0, total=None, note=stage)
             say(f"— {stage}")
 
-        def show_prepare(progress: Progress) -> None:
+        def show_prepare(progress: PackingProgress) -> None:
             bar.update(task, completed=progress.tasks_done, total=progress.tasks, note="speakers prepared")
 
-        def show(report: "Report") -> None:
-            note = _told(report)
+        def show(report: "ProgressReport") -> None:
+            note = _format_report(report)
             bar.update(task, completed=report.step, total=report.steps, note=note)
             if report.score is not None:
                 say(f"{report.unit} {report.step:,}: {note}")
 
-        yield Surroundings(
+        yield RunContext(
             runs=runs,
             stores=stores,
             device=choose_device(device),
@@ -266,7 +257,7 @@ def surroundings(recipe: str, *, runs: Path, stores: Path, device: str | None) -
         )
 
 
-def _told(report: "Report") -> str:
+def _format_report(report: "ProgressReport") -> str:
     """What is known of a step or a round, in one line."""
     known = [
         (report.loss, "loss {:.3f}"),

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, end_interrupted, print_json, say
-from sottovoce.cli.run import label_of, show_finished, surroundings
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.cli.console import exit_interrupted, print_json, print_line
+from sottovoce.cli.options import Json
+from sottovoce.cli.run import label_run, open_context, print_finished
 
 if TYPE_CHECKING:
-    from sottovoce.deployment.link import Link
-    from sottovoce.deployment.network import ClientsOverNetwork
-    from sottovoce.models.saved import Recogniser
+    from sottovoce.models.recogniser import Recogniser
+    from sottovoce.network.server.clients import ClientsOverNetwork
+    from sottovoce.network.transport.link import Link
     from sottovoce.privacy.plan import Plan
     from sottovoce.training.run_folder import RunFolder
 
@@ -44,7 +45,8 @@ def serve(
     colluding: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="With noise by clients: so many may tell theirs; a third of --least by default."
+            metavar="N",
+            help="With noise by clients: number of colluding clients tolerated; a third of --least by default.",
         ),
     ] = None,
     model_bits: Annotated[
@@ -83,25 +85,30 @@ def serve(
 
     Example: sottovoce serve demo/global --roster roster.yaml --listen 0.0.0.0:9443 --keys keys/server
 
-    Plan, ledger and promise are those of `sottovoce run`; the clients are those of the roster, and K is their number.
+    Plan, ledger and guarantee are those of `sottovoce run`; the clients are those of the roster, and K is their number.
     The ledger's head is signed at every commit with the key that signs orders.
     """
     from sottovoce.config import Suite, load_experiment
-    from sottovoce.deployment.accepted import usual_spare_attempts
-    from sottovoce.deployment.keys import ORDERS_KEY, REVOKED, SERVER, SERVER_KEY, check_server, revoked_in
-    from sottovoce.deployment.link import RemindingLink
-    from sottovoce.deployment.network import Patience, in_words, with_noise_by_clients
-    from sottovoce.deployment.people import roster_population
-    from sottovoce.deployment.roster import load_roster
-    from sottovoce.deployment.serving import reach, usual_least
+    from sottovoce.network.keys import ORDERS_KEY, REVOKED, SERVER, SERVER_KEY, DailyReminder, check_server, revoked_in
+    from sottovoce.network.limits import default_spare_attempts
+    from sottovoce.network.roster import load_roster
+    from sottovoce.network.server.clients import Timeouts
+    from sottovoce.network.server.population import roster_population
+    from sottovoce.network.server.setup import (
+        ServeOptions,
+        connect_clients,
+        default_least,
+        with_client_noise,
+        with_word_sums,
+    )
     from sottovoce.privacy.settings import Mode
-    from sottovoce.training.elsewhere import Elsewhere
     from sottovoce.training.federation import TOO_FEW
-    from sottovoce.training.seeding import folder_of
-    from sottovoce.training.stages import run_recipe
+    from sottovoce.training.parent_model import default_run_folder
+    from sottovoce.training.remote_clients import RemoteClients
+    from sottovoce.training.run import run_recipe
 
     try:
-        from sottovoce.deployment.flower import FlowerLink
+        from sottovoce.network.transport.flower import FlowerLink
     except ModuleNotFoundError:
         raise InputError(NEEDS) from None
 
@@ -121,12 +128,12 @@ def serve(
     if spare_attempts and not is_release:
         raise InputError("--spare-attempts: a rehearsal makes lost rounds again as they were; expected a release")
     if spare_attempts is None:
-        spare_attempts = usual_spare_attempts(experiment.federation.steps)
+        spare_attempts = default_spare_attempts(experiment.federation.steps)
     spare = spare_attempts if is_release else None
     host, port = _address(listen)
     certificates = check_server(keys)
     for line in certificates.check_valid(_now()):
-        say(line)
+        print_line(line)
     people = load_roster(roster, revoked=revoked_in(keys / REVOKED))
     able = {user.node.hex(): user.key for user in people.users if not user.revoked}
     usual = least or min(experiment.federation.cohort_size, len(able))
@@ -134,54 +141,46 @@ def serve(
 
     def planned(plan: "Plan") -> "Plan":
         if noise == "server":
-            return in_words(plan)
-        least_in_sum = least or usual_least(plan)
+            return with_word_sums(plan)
+        least_in_sum = least or default_least(plan)
         some = colluding if colluding is not None else least_in_sum // 3
-        return with_noise_by_clients(plan, least=least_in_sum, colluding=some)
+        return with_client_noise(plan, least=least_in_sum, colluding=some)
 
-    served = folder_of(recipe, runs)
+    served = default_run_folder(recipe, runs)
     folder = out or served.with_name(f"{served.name}-served")
-    with surroundings(recipe, runs=runs, stores=stores, device=device) as around:
+    with open_context(recipe, runs=runs, stores=stores, device=device) as around:
 
-        def listening(digest: bytes) -> "Link":
-            link = FlowerLink(
-                host,
-                port,
-                certificate=str(keys / SERVER),
-                key=str(keys / SERVER_KEY),
-                nodes=able,
-            )
+        def start_listening(digest: bytes) -> "Link":
+            link = FlowerLink(host, port, certificate=str(keys / SERVER), key=str(keys / SERVER_KEY), nodes=able)
             around.say(f"listening at {host}:{link.port} for {len(people):,} people; they are asked {digest.hex()}")
-            return RemindingLink(link, reminders=certificates.reminders, now=_now, say=around.say)
+            return link
+
+        options = ServeOptions(
+            keys=keys,
+            listen=start_listening,
+            wait_for=waited_for,
+            is_secure=sums == "secure",
+            least=least,
+            spare_attempts=spare or 0,
+            before_ask=DailyReminder(certificates.reminders, now=_now, say=around.say),
+            timeouts=Timeouts(training=seconds),
+            say=around.say,
+        )
 
         def clients(run: "RunFolder", plan: "Plan", start: "Recogniser") -> "ClientsOverNetwork":
-            return reach(
-                experiment,
-                people,
-                run,
-                plan,
-                start,
-                keys=keys,
-                listen=listening,
-                least_in_sum=None if sums == "open" else least or usual_least(plan),
-                wait_for=waited_for,
-                least=least,
-                patience=Patience(training=seconds),
-                spare_attempts=spare or 0,
-                say=around.say,
-            )
+            return connect_clients(options, experiment, people, run=run, plan=plan, start=start)
 
-        elsewhere = Elsewhere(roster_population(people, experiment), planned, clients, spare)
+        elsewhere = RemoteClients(roster_population(people, experiment), planned, clients, spare)
         around = replace(around, sign=keys / ORDERS_KEY)  # what nodes are asked with, they can check the ledger by
-        outcome = run_recipe(experiment, out=folder, resume=resume, around=around, elsewhere=elsewhere)
+        outcome = run_recipe(experiment, out=folder, resume=resume, context=around, remote=elsewhere)
     if outcome.stopped_at is None:
-        show_finished({label_of(recipe, out): outcome}, folder, title=experiment.about, quietly=json)
+        print_finished({label_run(recipe, out): outcome}, folder, title=experiment.about, quietly=json)
     if json:
         print_json(outcome.as_json())
     if outcome.results is not None and outcome.results["ended"]["reason"] == TOO_FEW:
         raise typer.Exit(2)  # the run has ended in order, and has said why; somebody should look at it
     if outcome.stopped_at is not None:
-        end_interrupted(f"stopped after step {outcome.stopped_at:,} and saved: the same command with --resume goes on")
+        exit_interrupted(f"stopped after step {outcome.stopped_at:,} and saved: the same command with --resume goes on")
 
 
 def _now() -> datetime:

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, say, stdout
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.cli.console import print_json, print_line, stdout
+from sottovoce.cli.options import Json
 
 
 def stats(
@@ -67,10 +68,10 @@ def stats(
 
     Example: sottovoce stats stores/crowd --plot crowd.html
     """
-    from sottovoce.store import Store
+    from sottovoce.data.store import Store
 
     if plot is not None:
-        from sottovoce.drawing import check_plot  # only here: matplotlib takes its time to load
+        from sottovoce.base.drawing import check_plot  # only here: matplotlib takes its time to load
 
         check_plot(plot)
     stores = [Store(path) for path in (store, against) if path is not None]
@@ -94,10 +95,16 @@ def stats(
     ):
         if value is not None:
             raise InputError(f"{name}={value}: expected --heterogeneity with it")
-    from sottovoce.users.statistics import beside_table, device_statistics, statistics, table, told_devices
+    from sottovoce.data.statistics import (
+        compute_statistics,
+        device_statistics,
+        format_devices,
+        make_comparison_table,
+        make_statistics_table,
+    )
 
     if table2:
-        from sottovoce.users.table2 import subset_statistics
+        from sottovoce.papers.table2 import subset_statistics
 
         if speakers_per_device is not None or plot is not None:
             raise InputError("--table2: expected without --plot and --speakers-per-device")
@@ -105,9 +112,9 @@ def stats(
         if json:
             print_json(subsets)
         else:
-            stdout.print(beside_table(subsets, title="Table 2 of Pelikan et al. 2025, here and there"))
+            stdout.print(make_comparison_table(subsets, title="Table 2 of Pelikan et al. 2025, here and there"))
         return
-    figures, devices = statistics(stores[0]), None
+    figures, devices = compute_statistics(stores[0]), None
     if speakers_per_device is not None:
         devices = device_statistics(
             stores[0], speakers_per_device=speakers_per_device, seed=1 if seed is None else seed
@@ -115,11 +122,11 @@ def stats(
     if json:
         print_json(figures if devices is None else figures | {"devices": devices})
     else:
-        stdout.print(table(figures, title=f"{stores[0].name} ({stores[0].language})"))
-        for line in [] if devices is None else told_devices(devices):
+        stdout.print(make_statistics_table(figures, title=f"{stores[0].name} ({stores[0].language})"))
+        for line in [] if devices is None else format_devices(devices):
             stdout.print(line, highlight=False, soft_wrap=True, markup=False)
     if plot is not None:
-        from sottovoce.users.figure import draw
+        from sottovoce.papers.speaker_figure import draw_speakers
 
-        draw(stores[0], plot, speakers_per_device=speakers_per_device, seed=1 if seed is None else seed)
-        say(f"wrote {plot}")
+        draw_speakers(stores[0], plot, speakers_per_device=speakers_per_device, seed=1 if seed is None else seed)
+        print_line(f"wrote {plot}")

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import Json, print_json, say, stdout
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.cli.console import print_json, print_line, stdout
+from sottovoce.cli.options import Json
 
 
 def tokens(
@@ -21,8 +22,8 @@ def tokens(
 
     Example: sottovoce tokens stores/cv-en:train --out stores/cv-en-2500.json
     """
-    from sottovoce.store import Store
-    from sottovoce.text.tokens import save_tokens, train_sentence_pieces
+    from sottovoce.data.store import Store
+    from sottovoce.data.text.tokens import save_tokens, train_sentence_pieces
 
     if not out.parent.is_dir():
         raise InputError(f"out={out}: the folder {out.parent} does not exist")
@@ -43,4 +44,4 @@ def tokens(
     if json:
         print_json({"size": pieces.size, "digest": pieces.digest, "file": str(out), "made_from": [source]})
     else:
-        say(f"wrote {out}: {pieces.size:,} sentence pieces", to=stdout)
+        print_line(f"wrote {out}: {pieces.size:,} sentence pieces", to=stdout)

@@ -1,13 +1,20 @@
-"""Recipes: YAML in, one validated object out. Everything a run can be told is named here."""
+"""Recipes: YAML in, one validated object out. Every setting of a run is named here."""
 
-from sottovoce.config.federation import Clients, Extrapolation, Federation, PassSettings, Privacy, SharedDev
-from sottovoce.config.loading import as_yaml, load_experiment, load_recipe, validate
+from sottovoce.config.federation import (
+    ClientSettings,
+    Extrapolation,
+    FederationSettings,
+    PrivacySection,
+    ServerPassSettings,
+    SharedDevSettings,
+)
+from sottovoce.config.loading import as_yaml, load_experiment, load_recipe, validate_recipe
 from sottovoce.config.reading import is_recipe, plain_name, public_name, recipe_names
 from sottovoce.config.recipe import Experiment, Paper, Recipe, Suite, SuiteRun
 from sottovoce.config.sections import (
     Augmentation,
-    Central,
-    Data,
+    CentralSettings,
+    DataSettings,
     ManifestCorpus,
     SyntheticCorpus,
     TokenSettings,
@@ -15,18 +22,18 @@ from sottovoce.config.sections import (
 
 __all__ = [
     "Augmentation",
-    "Central",
-    "Clients",
-    "Data",
+    "CentralSettings",
+    "ClientSettings",
+    "DataSettings",
     "Experiment",
     "Extrapolation",
-    "Federation",
+    "FederationSettings",
     "ManifestCorpus",
     "Paper",
-    "PassSettings",
-    "Privacy",
+    "PrivacySection",
     "Recipe",
-    "SharedDev",
+    "ServerPassSettings",
+    "SharedDevSettings",
     "Suite",
     "SuiteRun",
     "SyntheticCorpus",
@@ -38,5 +45,5 @@ __all__ = [
     "plain_name",
     "public_name",
     "recipe_names",
-    "validate",
+    "validate_recipe",
 ]

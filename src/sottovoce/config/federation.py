@@ -15,26 +15,25 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from sottovoce.config.sections import Augmentation, Data, PathText, Section, leave_unwritten
+from sottovoce.config.sections import Augmentation, DataSettings, PathText, Section, omit_none
+from sottovoce.data.population import ClientRule, PopulationSettings
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.federated.client import LocalTraining
 from sottovoce.federated.server import ServerSettings
 from sottovoce.models.trainable import parse_part
 from sottovoce.optimisers import Optimiser, build_optimiser
-from sottovoce.privacy.calibration import Accountant, noise_of_run
+from sottovoce.privacy.calibration import Accountant, calibrate_run_noise
 from sottovoce.privacy.client_wer import ClientWer
-from sottovoce.privacy.correlated import Mechanism
+from sottovoce.privacy.description import describe_run_guarantee
 from sottovoce.privacy.events import Measured
-from sottovoce.privacy.outside import PARTS, build_outside
+from sottovoce.privacy.guarantee import WholeRun, whole_run
+from sottovoce.privacy.mechanism import MechanismSettings
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.promise import WholeRun, whole_run
+from sottovoce.privacy.plugins import PLUGIN_KEYS, build_plugin
 from sottovoce.privacy.settings import Mode, PrivacyOptions, PrivacySettings, Weighting
-from sottovoce.privacy.telling import run_guarantee
-from sottovoce.users import PopulationSettings
-from sottovoce.users.rules import ClientRule
 
 
-class Clients(Section):
+class ClientSettings(Section):
     """Who is a client, of the speakers that `data` gives to the federation (see `PopulationSettings`)."""
 
     rule: ClientRule = "speaker"
@@ -44,7 +43,7 @@ class Clients(Section):
     max_seconds: float | None = None
     holdout: float | None = None
 
-    def population(self, data: Data) -> PopulationSettings:
+    def population(self, data: DataSettings) -> PopulationSettings:
         settings = self.model_dump(exclude={"rule"})
         part: Literal["seed", "federation"] = "seed" if data.part == "seed" else "federation"
         return PopulationSettings(split=data.train, clients=self.rule, seed_part=data.seed_part, part=part, **settings)
@@ -60,21 +59,18 @@ class Extrapolation(Section):
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", ser_json_inf_nan="constants"))
-class Privacy(PrivacyOptions):
-    """Clipping, noise and what they are worth.
+class PrivacySection(PrivacyOptions):
+    """Clipping and noise: `PrivacyOptions` with defaults, and what a plan follows from.
 
-    Noise is given by `noise_multiplier`, by `sigma_dp`, or by the `target_epsilon` that the run's steps shall come to
-    by the `accountant` (PLD unless given): then it follows. Without any of them there is no noise.
-
-    `clip_rule`, `weights` and `sampler` name classes of somebody's own, as `{name: "module:Name", …}` with their
-    settings (see `privacy.outside`). `mechanism` correlates the noise of rounds (see `privacy.correlated`).
+    Noise is given by `noise_multiplier`, by `sigma_dp`, or by the `target_epsilon` of the whole run by the `accountant`
+    (PLD unless given). Without any of them there is no noise.
     """
 
     clip_bound: Annotated[float, Field(gt=0)] = math.inf
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-9
     target_epsilon: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
     accountant: Accountant | None = None
-    mechanism: Annotated[Mechanism | None, leave_unwritten("bands", "buffers", "cycle")] = None
+    mechanism: Annotated[MechanismSettings | None, omit_none("bands", "buffers", "cycle")] = None
     population_size: Annotated[int | None, Field(ge=1)] = None  # what the plan assumes; checked against the clients
     extrapolate: tuple[Extrapolation, ...] = ()
 
@@ -85,9 +81,9 @@ class Privacy(PrivacyOptions):
             raise ValueError(f"{' and '.join(chosen)}: expected one of {', '.join(given)}; =null takes one away")
         if self.accountant is not None and self.target_epsilon is None:
             raise ValueError(f"accountant={self.accountant} without target_epsilon: it says which ε a target means")
-        for what in PARTS:
+        for what in PLUGIN_KEYS:
             if (part := getattr(self, what)) is not None:
-                build_outside(what, part)
+                build_plugin(what, part)
         if self.sampler is not None and self.target_epsilon is not None:
             raise ValueError(f"target_epsilon={self.target_epsilon:g} with a sampler from outside: nobody knows its ε")
         if self.mechanism is not None and self.extrapolate:
@@ -118,7 +114,7 @@ class Privacy(PrivacyOptions):
                 central_steps, population_size=population_size, cohort_size=cohort_size
             )
         if self.target_epsilon is not None:
-            own["noise_multiplier"] = noise_of_run(
+            own["noise_multiplier"] = calibrate_run_noise(
                 self.target_epsilon,
                 population_size=population_size,
                 cohort_size=cohort_size,
@@ -144,22 +140,18 @@ class Privacy(PrivacyOptions):
         )
 
 
-def _write_privacy(settings: Privacy, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-    """As it always was: a target behind the noise, parts from outside at the end, and only those that are given."""
+def _write_privacy(settings: PrivacySection, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    """In the order that recipes were always written in: a target behind the noise, plug-ins at the end, if given."""
     target = ("target_epsilon", "accountant", "mechanism")
     found = dump(settings)
-    names = [name for name in found if name not in (*target, *PARTS)]
+    names = [name for name in found if name not in (*target, *PLUGIN_KEYS)]
     behind = names.index("sigma_dp") + 1
     given = {name for name in found if found[name] is not None or name in names}
-    return {name: found[name] for name in (*names[:behind], *target, *names[behind:], *PARTS) if name in given}
+    return {name: found[name] for name in (*names[:behind], *target, *names[behind:], *PLUGIN_KEYS) if name in given}
 
 
-class PassSettings(Section):
-    """Training on the server's own, public speech after every round (Gao et al. 2022), so many `steps` or `epochs`.
-
-    `data` is a place whose people are no clients: `STORE:split`, or `split` of `data.store`. The optimiser starts anew
-    every time.
-    """
+class ServerPassSettings(Section):
+    """Training on public speech after every round (Gao et al. 2022), for so many `steps` or `epochs`."""
 
     unwritten = frozenset({"batch_utterances"})
 
@@ -174,7 +166,7 @@ class PassSettings(Section):
     augment: Augmentation = Augmentation()
 
     @model_validator(mode="after")
-    def _check(self) -> "PassSettings":
+    def _check(self) -> "ServerPassSettings":
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"steps={self.steps}, epochs={self.epochs}: expected exactly one")
         self.built_optimiser()
@@ -184,36 +176,21 @@ class PassSettings(Section):
         return build_optimiser(**self.optimiser)
 
 
-class SharedDev(Section):
-    """The speech on which every client's model is tried where `privacy.weighting` is `wer_released`.
+class SharedDevSettings(Section):
+    """The speech on which every client's model is scored where `privacy.weighting` is `wer_released`.
 
-    `data` is a place whose people are no clients: `STORE:split`, or `split` of `data.store`; None is `data.dev`. Each
-    client of each round recognises all of it, which costs more than training on little speech does: hence `utterances`
-    of it, drawn once and the same for all; None takes the whole, as the released code does.
+    `data` None is `data.dev`. Each client of each round recognises `utterances` of it, drawn once and the same for all;
+    None takes the whole, as the released code does, which takes longer than training on little speech.
     """
 
     data: PathText | None = None
     utterances: int | None = Field(default=100, ge=1)
 
 
-class Federation(Section):
+class FederationSettings(Section):
     """Federated training: `steps` rounds (T), each with `cohort_size` clients (S) in expectation.
 
-    `seed_model` is a recipe, which is run first if its result is not there, or the folder of a model; None starts
-    from nothing. `measure` is what the best checkpoint is chosen by on the dev speakers; None is the WER, or the
-    loss where models write nothing down. `patience` stops after so many evaluations without a better one. `engine:
-    auto` measures which one is the fastest here, and says so in the run folder's `engine.json`; `shared` is for clients
-    of one local step (FedSGD), whose gradients at the server's model are computed as one batch. `trainable` names
-    the part of the model that is trained (see `models.trainable`); None trains all of it. `rescale_norms` divides
-    the seed's LayerNorms by this and multiplies the matrices behind them (see `models.rescaling`): the same
-    function, other updates.
-    `server_pass` trains on public speech after every round. `shared_dev` is what clients are
-    weighted by, under `privacy.weighting: wer_released` alone. `test_clients` says on how many clients' held-out speech
-    the model is tested before and after, `all` or so many, in simulations. `test_along: true` scores the test sets too
-    whenever the dev speakers are, for curves over rounds (Pelikan et al., Figures 11, 12); nothing is chosen by them.
-    `client_wer` measures the model on clients' held-out speech where that is, by noised sums that are charged for like
-    rounds. `model_bits: 16` has clients train from the model as float16 holds it, which is half as much to send; the
-    server's own keeps its float32.
+    `keys.yaml` says what each setting means. Settings that came later are not written where they are None.
     """
 
     unwritten = frozenset(
@@ -228,12 +205,12 @@ class Federation(Section):
     seed_model: PathText | None = None
     trainable: str | None = None
     rescale_norms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    clients: Clients = Clients()
-    local: Annotated[LocalTraining, leave_unwritten("batch_utterances", "order", "time_line", "narrow_band")]
+    clients: ClientSettings = ClientSettings()
+    local: Annotated[LocalTraining, omit_none("batch_utterances", "order", "time_line", "narrow_band")]
     server: ServerSettings
-    server_pass: PassSettings | None = None
-    shared_dev: SharedDev | None = None
-    privacy: Annotated[Privacy, WrapSerializer(_write_privacy)] = Privacy()
+    server_pass: ServerPassSettings | None = None
+    shared_dev: SharedDevSettings | None = None
+    privacy: Annotated[PrivacySection, WrapSerializer(_write_privacy)] = PrivacySection()
     engine: Literal["auto", "sequential", "stacked", "workers", "shared"] = "auto"
     stack_size: int | None = Field(default=None, ge=1)  # clients at once; None: what fits into the device's memory
     workers: int | None = Field(default=None, ge=1, le=1_024)  # processes of the engine `workers`; None: one a core
@@ -255,7 +232,7 @@ class Federation(Section):
         return text
 
     @model_validator(mode="after")
-    def _check(self) -> "Federation":
+    def _check(self) -> "FederationSettings":
         if self.privacy.adds_noise and math.isinf(self.privacy.clip_bound):
             raise ValueError("privacy adds noise but clip_bound is infinite: noise is in units of the clip bound")
         if self.engine in ("stacked", "shared") and self.privacy.mode is Mode.SECURE:
@@ -299,16 +276,16 @@ class Federation(Section):
         return None if self.client_wer is None else self.client_wer.measured(self.steps)
 
     def whole_run(self, plan: Plan) -> WholeRun:
-        """All that a run of this with `plan` sets out to release; every ε that is told of it follows."""
+        """All that a run with `plan` sets out to release; every ε that is reported follows from it."""
         return whole_run(plan, central_steps=self.steps, client_wer=self.client_wer)
 
     def guarantee(self, plan: Plan) -> str:
-        """What such a run promises in one line, with everything that it releases; without its ε."""
-        promised = self.whole_run(plan).promise()
+        """The guarantee of such a run in one line, without its ε."""
+        promised = self.whole_run(plan).guarantee()
         wer_plan = None if self.client_wer is None else self.client_wer.plan(plan)
-        return run_guarantee(plan, rounds=promised.steps, wer_plan=wer_plan, measured=promised.measured)
+        return describe_run_guarantee(plan, rounds=promised.steps, wer_plan=wer_plan, measured=promised.measured)
 
     @property
-    def weighed_on(self) -> SharedDev | None:
+    def weighed_on(self) -> SharedDevSettings | None:
         """The shared speech that clients are weighted by; None where they are not."""
-        return (self.shared_dev or SharedDev()) if self.privacy.weighting is Weighting.WER_RELEASED else None
+        return (self.shared_dev or SharedDevSettings()) if self.privacy.weighting is Weighting.WER_RELEASED else None

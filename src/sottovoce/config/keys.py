@@ -44,22 +44,22 @@ class SectionKeys:
     keys: tuple[Key, ...]
 
 
-def all_sections() -> list[SectionKeys]:
+def list_sections() -> list[SectionKeys]:
     """Every section of a recipe once, in the order in which a reader comes to it."""
     places: dict[type, list[str]] = {}
     _visit(Recipe, "", places)
-    return [SectionKeys(title_of(kind), tuple(at), keys_of(kind)) for kind, at in places.items()]
+    return [SectionKeys(title_of(kind), tuple(at), list_section_keys(kind)) for kind, at in places.items()]
 
 
 def _visit(kind: type, place: str, places: dict[type, list[str]]) -> None:
     places.setdefault(kind, []).append(place)
-    for key in keys_of(kind):
+    for key in list_section_keys(kind):
         for below in key.sections:
             _visit(below, f"{place}.{key.name}".lstrip("."), places)
 
 
 @cache
-def keys_of(kind: type) -> tuple[Key, ...]:
+def list_section_keys(kind: type) -> tuple[Key, ...]:
     """The keys of one section, in its own order."""
     meanings = _meanings().get(title_of(kind), {})
     return tuple(
@@ -76,7 +76,7 @@ def _meanings() -> Mapping[str, Mapping[str, str]]:
     return found
 
 
-def described() -> set[tuple[str, str]]:
+def list_described_keys() -> set[tuple[str, str]]:
     """Which keys of which sections `keys.yaml` describes."""
     return {(title, name) for title, meanings in _meanings().items() for name in meanings}
 
@@ -94,17 +94,17 @@ def _settings(kind: type) -> Iterator[tuple[str, Any, str]]:
             yield (
                 name,
                 info.annotation,
-                REQUIRED if info.is_required() else _told(info.get_default(call_default_factory=True)),
+                REQUIRED if info.is_required() else _format_default(info.get_default(call_default_factory=True)),
             )
         return
     assert is_dataclass(kind)
     hints = get_type_hints(kind)
     for own in fields(kind):
         given = own.default if own.default_factory is MISSING else own.default_factory()
-        yield own.name, hints[own.name], REQUIRED if given is MISSING else _told(given)
+        yield own.name, hints[own.name], REQUIRED if given is MISSING else _format_default(given)
 
 
-def _told(default: Any) -> str:
+def _format_default(default: Any) -> str:
     """A default as YAML writes it; of a section that its keys have their own."""
     if is_section(type(default)):
         return "its own"
@@ -184,7 +184,7 @@ def _word(kind: Any) -> str:
     return _PLAIN.get(kind, "names and values")
 
 
-def page() -> str:
+def render_keys_page() -> str:
     """The page of the docs that lists all keys."""
     lines = [
         "# Keys of a recipe",
@@ -193,7 +193,7 @@ def page() -> str:
         "`sottovoce recipes keys`; `sottovoce recipes show NAME` prints one recipe with all of it filled in.",
         "",
     ]
-    sections = all_sections()
+    sections = list_sections()
     places = Counter(place for section in sections for place in section.places)
     for section in sections:
         lines += [f"## {_heading(section, places)}", "", "| key | expected | default | meaning |", "|---|---|---|---|"]
@@ -207,11 +207,12 @@ def page() -> str:
 
 
 def _heading(section: SectionKeys, sharing: Mapping[str, int]) -> str:
-    """Where a section stands; one of several that may stand there is told by its first key."""
+    """Where a section stands; one of several that may stand there is named with its first key."""
     if section.title.startswith("model "):
         return f"`model`, with `family: {section.title.removeprefix('model ')}`"
-    told = ", ".join(f"`{place}`" for place in section.places if place) or "The whole"
-    return f"{told}, with `{section.keys[0].name}`" if any(sharing[place] > 1 for place in section.places) else told
+    places = ", ".join(f"`{place}`" for place in section.places if place) or "The whole"
+    is_shared = any(sharing[place] > 1 for place in section.places)
+    return f"{places}, with `{section.keys[0].name}`" if is_shared else places
 
 
 def _quoted(default: str) -> str:
@@ -222,16 +223,16 @@ def _parameters(kind: type) -> str:
     return ", ".join(f"`{name}` ({default})" for name, _, default in _settings(kind)) or "none"
 
 
-def commented(recipe: Recipe) -> str:
+def render_commented_recipe(recipe: Recipe) -> str:
     """A recipe with every default, as YAML that is read back the same, and behind each key what it means."""
     return "\n".join(_lines(recipe, indent="")) + "\n"
 
 
 def _lines(section: Any, *, indent: str) -> Iterator[str]:
-    for key in keys_of(type(section)):  # type: ignore[arg-type]  # types are hashable
-        value, told = getattr(section, key.name), f"  # {key.meaning}" if key.meaning else ""
+    for key in list_section_keys(type(section)):  # type: ignore[arg-type]  # types are hashable
+        value, meaning = getattr(section, key.name), f"  # {key.meaning}" if key.meaning else ""
         if is_section(type(value)):
-            yield f"{indent}{key.name}:{told}"
+            yield f"{indent}{key.name}:{meaning}"
             yield from _lines(value, indent=indent + "  ")
         else:
-            yield f"{indent}{key.name}: {in_yaml(value)}{told}"
+            yield f"{indent}{key.name}: {in_yaml(value)}{meaning}"

@@ -13,12 +13,12 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from sottovoce.config.reading import override, read
+from sottovoce.base.errors import InputError
+from sottovoce.base.parsing import quote, shorten
+from sottovoce.config.reading import apply_overrides, read_recipe_content
 from sottovoce.config.recipe import Experiment, Recipe, Suite, is_suite
-from sottovoce.config.sections import read_model, section_of
-from sottovoce.errors import InputError
+from sottovoce.config.sections import model_section_type, read_model
 from sottovoce.models.family import DEFAULT
-from sottovoce.parsing import shortened, shown
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -37,7 +37,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
     """The recipe or suite called `name`; a suite hands the overrides on to each of its runs."""
-    content = read(name)
+    content = read_recipe_content(name)
     if is_suite(content):
         suite = _validated(Suite, content, where=name)
         runs = {
@@ -45,11 +45,11 @@ def load_experiment(name: str, overrides: Sequence[str] = ()) -> Experiment:
             for label, run in suite.runs.items()
         }
         return suite.model_copy(update={"runs": runs})
-    override(content, overrides)
-    return validate(content, where=name)
+    apply_overrides(content, overrides)
+    return validate_recipe(content, where=name)
 
 
-def validate(content: Mapping[str, Any], *, where: str) -> Recipe:
+def validate_recipe(content: Mapping[str, Any], *, where: str) -> Recipe:
     """A recipe from plain data; one clear line for the first mistake."""
     _check_numbers(content, where=where)
     return _validated(Recipe, {**content, "model": _model(content.get("model", {}), where=where)}, where=where)
@@ -60,7 +60,7 @@ def _model(section: Any, *, where: str) -> Any:
     try:
         return read_model(section)
     except ValidationError as error:
-        kind = section_of(str(section.get("family", DEFAULT)))
+        kind = model_section_type(str(section.get("family", DEFAULT)))
         raise InputError(f"recipe {where}: {_first_line(error, kind)}") from None
     except InputError as error:
         raise InputError(f"recipe {where}: {error}") from None
@@ -80,7 +80,7 @@ def _check_numbers(content: object, *, where: str, path: tuple[str, ...] = ()) -
             _check_numbers(value, where=where, path=path)
     elif isinstance(content, int | float) and not _computable(content):
         raise InputError(
-            f"recipe {where}: {'.'.join(path)}={shown(content)}, expected a number between {SMALLEST_NUMBER:g} and "
+            f"recipe {where}: {'.'.join(path)}={quote(content)}, expected a number between {SMALLEST_NUMBER:g} and "
             f"{LARGEST_NUMBER:g} in size (or 0, or .inf where there is no bound), a whole one below 2⁶³"
         )
 
@@ -113,16 +113,16 @@ def _first_line(error: ValidationError, kind: type[BaseModel]) -> str:
         section = where if key[:1].isupper() else where[:-1]
         known = _known_keys(kind, section)
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        return f"unknown key {shown('.'.join((*section, key)))}" + (
+        return f"unknown key {quote('.'.join((*section, key)))}" + (
             f", did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})"
         )
     message = first["msg"].removeprefix("Value error, ")
     given = (
-        f", found {shown(first['input'])}"
+        f", found {quote(first['input'])}"
         if not isinstance(first["input"], dict) and first["type"] != "missing"
         else ""
     )
-    return f"{shortened('.'.join(where)) or 'recipe'}: {message}{given}"
+    return f"{shorten('.'.join(where)) or 'recipe'}: {message}{given}"
 
 
 def _known_keys(kind: type[BaseModel], path: Sequence[str]) -> list[str]:

@@ -14,11 +14,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_file
+from sottovoce.base.parsing import DEEPEST, ParseError, parse_yaml, quote, shorten
 from sottovoce.config.recipe import is_suite
-from sottovoce.errors import InputError
-from sottovoce.files import read_file
 from sottovoce.models.family import DEFAULT
-from sottovoce.parsing import DEEPEST, Unreadable, parse_yaml, shortened, shown
 
 Content = dict[str, Any]
 
@@ -69,7 +69,7 @@ def public_name(name: str) -> str:
     return plain_name(name.removeprefix(f"{os.path.dirname(file)}/")) if file.endswith(_YAML) else name
 
 
-def read(name: str, seen: tuple[str, ...] = ()) -> Content:
+def read_recipe_content(name: str, seen: tuple[str, ...] = ()) -> Content:
     """The content of a recipe or suite on top of what it extends."""
     if name in seen:
         raise InputError(f"recipe {name}: it extends itself by way of {' → '.join(seen)}")
@@ -82,10 +82,10 @@ def read(name: str, seen: tuple[str, ...] = ()) -> Content:
     base = content.pop("extends", None)
     if not (base is None or isinstance(base, str)):
         raise InputError(f"recipe {name}: extends={base!r}, expected the name of one recipe")
-    return _overlaid(read(base, (*seen, name)), content) if base else content
+    return _overlaid(read_recipe_content(base, (*seen, name)), content) if base else content
 
 
-def override(content: Content, changes: Sequence[str]) -> None:
+def apply_overrides(content: Content, changes: Sequence[str]) -> None:
     """Set what each `key=value`, such as `central.steps=100`, says, in place."""
     # The family first: the other keys of `model` are its own.
     for change in sorted(changes, key=lambda text: not text.startswith("model.family=")):
@@ -95,21 +95,21 @@ def override(content: Content, changes: Sequence[str]) -> None:
 def _override(content: Content, change: str) -> None:
     key, equals, text = change.partition("=")
     if not equals or not key:
-        raise InputError(f"override {shown(change)}: expected key=value, such as central.steps=100")
+        raise InputError(f"override {quote(change)}: expected key=value, such as central.steps=100")
     *path, last = key.split(".")
     if len(path) > DEEPEST:
-        raise InputError(f"override {shown(change)}: nested too deeply")
+        raise InputError(f"override {quote(change)}: nested too deeply")
     if path and path[0] in _TRAINING and path[0] not in content and any(kind in content for kind in _TRAINING):
-        raise InputError(f"override {shown(change)}: this recipe has no section {path[0]!r}")
+        raise InputError(f"override {quote(change)}: this recipe has no section {path[0]!r}")
     for part in path:
         content = content.setdefault(part, {})
         if not isinstance(content, dict):
-            raise InputError(f"override {shown(change)}: {part!r} is a value, not a section")
+            raise InputError(f"override {quote(change)}: {part!r} is a value, not a section")
     try:
         # To YAML a star begins a reference, of which there are none here: it is a pattern (`trainable=*.norm.*`).
         value = text if text.startswith("*") else parse_yaml(text)
-    except Unreadable as error:
-        raise InputError(f"override {shown(change)}: {shown(text)} is not readable as YAML: {error}") from None
+    except ParseError as error:
+        raise InputError(f"override {quote(change)}: {quote(text)} is not readable as YAML: {error}") from None
     if key == "model.family" and value != content.get(last, DEFAULT):
         content.clear()  # the other keys belong to another family
     content[last] = value
@@ -186,12 +186,12 @@ def _entries(content: Mapping[str, Any]) -> Content:
 def _check_entries(content: Mapping[str, Any], name: str) -> None:
     recipes, runs = content["recipes"], content.get("runs", {})
     if not isinstance(recipes, dict):
-        raise InputError(f"recipe {name}: recipes: expected names and what each is, found {shown(recipes)}")
+        raise InputError(f"recipe {name}: recipes: expected names and what each is, found {quote(recipes)}")
     if not is_suite(content) and len(content) > 1:
         other = next(key for key in content if key != "recipes")
-        raise InputError(f"recipe {name}: {shown(other)} beside recipes, expected a suite with runs, or recipes alone")
+        raise InputError(f"recipe {name}: {quote(other)} beside recipes, expected a suite with runs, or recipes alone")
     if isinstance(runs, dict) and (both := [label for label in recipes if label in runs]):
-        raise InputError(f"recipe {name}: {shown(both[0])} stands under recipes and under runs")
+        raise InputError(f"recipe {name}: {quote(both[0])} stands under recipes and under runs")
 
 
 def _shared(content: Mapping[str, Any]) -> Content:
@@ -203,7 +203,7 @@ def _whole(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A file as one recipe or suite; of a run that is written there, the suite keeps the name."""
     if "recipes" in content and not is_suite(content):
         known = ", ".join(f"{name}/{label}" for label in _entries(content) if not label.startswith("_"))
-        raise InputError(f"recipe {name}: these are recipes to be run one by one: {shortened(known)}")
+        raise InputError(f"recipe {name}: these are recipes to be run one by one: {shorten(known)}")
     written = _written_runs(content)
     if not written:
         return {key: value for key, value in content.items() if key != "recipes"}
@@ -226,7 +226,7 @@ def _entry(content: Mapping[str, Any], label: str, name: str) -> Content:
         raise _unknown(name, [*others, *(f"{home}/{known}" for known in entries)])
     entry = entries[label]
     if not isinstance(entry, dict):
-        raise InputError(f"recipe {name}: expected keys and values, found {shown(entry)}")
+        raise InputError(f"recipe {name}: expected keys and values, found {quote(entry)}")
     # A run of the same suite has on it what is shared, and perhaps something else in its place.
     has_it = entry.get("extends") in [f"{home}/{known}" for known in written]
     return entry if has_it or label not in written else _overlaid(_shared(content), entry)
@@ -238,8 +238,8 @@ def _elsewhere(run: Mapping[str, Any], name: str, seen: tuple[str, ...]) -> Cont
     texts = [recipe, *changes] if isinstance(changes, list) else [None]
     if not (run.keys() <= {"recipe", "overrides"} and all(isinstance(text, str) for text in texts)):
         raise InputError(f"recipe {name}: expected recipe: NAME and overrides: [key=value, …], and nothing else")
-    content = read(recipe, seen)
-    override(content, changes)
+    content = read_recipe_content(recipe, seen)
+    apply_overrides(content, changes)
     return content
 
 

@@ -5,8 +5,16 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from sottovoce.config.federation import Federation
-from sottovoce.config.sections import Augmentation, Central, Data, ModelSection, PathText, Section, TokenSettings
+from sottovoce.config.federation import FederationSettings
+from sottovoce.config.sections import (
+    Augmentation,
+    CentralSettings,
+    DataSettings,
+    ModelSection,
+    PathText,
+    Section,
+    TokenSettings,
+)
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.federated.client import LocalTraining
 from sottovoce.models.family import find_family
@@ -34,11 +42,11 @@ class Recipe(Section):
     about: str
     paper: Paper | None = None
     seed: int = 1
-    data: Data
+    data: DataSettings
     tokens: TokenSettings = TokenSettings()
     model: ModelSection = Field(default_factory=dict, validate_default=True)
-    central: Central | None = None
-    federation: Federation | None = None
+    central: CentralSettings | None = None
+    federation: FederationSettings | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
@@ -55,7 +63,7 @@ class Recipe(Section):
             shared = self.federation.shared_dev.data
             if (
                 shared is not None
-            ):  # models may be weighted by what they are chosen by, but not by what they are tested on
+            ):  # clients may be weighted by what models are chosen by, not by what they are tested on
                 self._check_public("federation.shared_dev.data", shared, {"data.test": self.data.test})
         return self
 
@@ -69,10 +77,10 @@ class Recipe(Section):
 
     @property
     def reads_texts(self) -> bool:
-        return find_family(self.model.family).texts
+        return find_family(self.model.family).training.needs_text
 
     def _check_narrow_band(self) -> None:
-        """Not every model can tell which of its features hear what."""
+        """Not every model knows the frequencies of its features."""
         wishes: dict[str, Augmentation | LocalTraining] = {}
         if self.central is not None:
             wishes["central.augment"] = self.central.augment
@@ -81,10 +89,10 @@ class Recipe(Section):
             if self.federation.server_pass is not None:
                 wishes["federation.server_pass.augment"] = self.federation.server_pass.augment
         asked = [place for place, wish in wishes.items() if wish.narrow_band is not None]
-        if asked and find_family(self.model.family).narrow(self.model.settings(tokens=2)) is None:
+        if asked and find_family(self.model.family).front_end.narrow(self.model.settings(tokens=2)) is None:
             raise ValueError(
                 f"{asked[0]}.narrow_band: this model of family={self.model.family} does not say which of its features "
-                "hears which frequency (none does as released); expected null"
+                "is of which frequency (none does as released); expected null"
             )
 
     def _check_public(self, key: str, data: str, judged: Mapping[str, tuple[str, ...]]) -> None:
@@ -105,13 +113,13 @@ class Recipe(Section):
         return self.training.measure if self.federation is None else self.federated.measure
 
     @property
-    def training(self) -> Central:
+    def training(self) -> CentralSettings:
         """The central training that this recipe describes."""
         assert self.central is not None, "a recipe for federated training"
         return self.central
 
     @property
-    def federated(self) -> Federation:
+    def federated(self) -> FederationSettings:
         """The federated training that this recipe describes."""
         assert self.federation is not None, "a recipe for central training"
         return self.federation

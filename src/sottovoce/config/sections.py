@@ -1,7 +1,7 @@
 """The sections of a recipe: every setting of a run, typed and checked, under the name that YAML uses for it.
 
-Settings live beside the code that they set, as frozen dataclasses; here they are only put together (so this room
-stands above theirs, not below: docs/decisions/004).
+Settings are defined beside the code that they set, as frozen dataclasses; here they are put together
+(docs/decisions/004).
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ from pydantic import (
     model_validator,
 )
 
-from sottovoce.audio.augment import FASTEST, SLOWEST, NarrowBandSettings, NoiseSettings, SpecAugmentSettings
+from sottovoce.data.audio.augment import FASTEST, SLOWEST, NarrowBandSettings, NoiseSettings, SpecAugmentSettings
+from sottovoce.data.speakers import SeedPart
+from sottovoce.data.text.tokens import DEFAULT_PIECES
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.models.family import DEFAULT, find_family
 from sottovoce.optimisers import NewBob, Optimiser, Schedule, build_optimiser, build_schedule
-from sottovoce.text.tokens import DEFAULT_PIECES
-from sottovoce.users import SeedPart
 
 
 class Section(BaseModel):
@@ -47,7 +47,7 @@ class Section(BaseModel):
         return {name: value for name, value in dump(self).items() if value is not None or name not in self.unwritten}
 
 
-def leave_unwritten(*names: str) -> WrapSerializer:
+def omit_none(*names: str) -> WrapSerializer:
     """The same for settings that are a dataclass and no section."""
 
     def written(settings: Any, dump: SerializerFunctionWrapHandler) -> Any:
@@ -91,7 +91,7 @@ class ManifestCorpus(Section):
     seed: int = 1
 
 
-class Data(Section):
+class DataSettings(Section):
     """What is trained on, chosen on and tested on. A place is `STORE:split`, or `split` of `store`.
 
     `people_seed` decides who is in the seed part, and is the seed of the seed model; None: the run's own. Where it is
@@ -103,7 +103,7 @@ class Data(Section):
     store: PathText
     prepare: SyntheticCorpus | ManifestCorpus | None = None
     train: tuple[str, ...] = ("train",)
-    seed_part: Annotated[SeedPart | None, leave_unwritten("most_utterances_share")] = None
+    seed_part: Annotated[SeedPart | None, omit_none("most_utterances_share")] = None
     part: Literal["seed", "federation", "all"] = "all"
     people_seed: int | None = None
     dev: PathText = "dev"
@@ -111,7 +111,7 @@ class Data(Section):
     longest_seconds: float = Field(default=36.0, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
-    def _check(self) -> "Data":
+    def _check(self) -> "DataSettings":
         if (self.part == "all") != (self.seed_part is None):
             raise ValueError(f"part={self.part!r} and seed_part belong together: give both or neither")
         return self
@@ -132,10 +132,10 @@ def read_model(section: Any) -> Any:
     """The `model` section as its family's options; by default the transformer's."""
     if not isinstance(section, Mapping):
         return section
-    return section_of(str(section.get("family", DEFAULT))).model_validate({"model": dict(section)}).model  # type: ignore[attr-defined]
+    return model_section_type(str(section.get("family", DEFAULT))).model_validate({"model": dict(section)}).model  # type: ignore[attr-defined]
 
 
-def section_of(family: str) -> type[Section]:
+def model_section_type(family: str) -> type[Section]:
     """What `model` may hold for that family."""
     return _section_of(find_family(family).Options)  # type: ignore[arg-type]  # types are hashable
 
@@ -190,14 +190,10 @@ class Augmentation(Section):
         return self
 
 
-class Central(Section):
+class CentralSettings(Section):
     """Training on one pile of data: a step is so many `batches` of at most `batch_seconds`, and `batch_utterances`.
 
     Processes share a step's batches: one takes them in turn, eight take one of eight each, more of them parts of one.
-    `order: ascending` takes the shortest utterances first in every epoch; None shuffles. `newbob` lowers the schedule's
-    learning rate when an evaluation brings too little. `measure` is what the best checkpoint is chosen by on the dev
-    speakers; None is the WER, or the loss where models write nothing down. With `repeatable` a GPU gives the same bits
-    again, more slowly.
     """
 
     unwritten = frozenset({"measure", "batches", "repeatable", "batch_utterances", "order", "newbob"})
@@ -221,7 +217,7 @@ class Central(Section):
     start_from: PathText | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> "Central":
+    def _check(self) -> "CentralSettings":
         self.built_optimiser()
         self.built_schedule()
         return self

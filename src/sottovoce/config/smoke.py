@@ -6,12 +6,12 @@ It shows that a recipe's settings fit together, and nothing about its result.
 import re
 from typing import Any
 
-from sottovoce.config.loading import validate
+from sottovoce.config.loading import validate_recipe
 from sottovoce.config.recipe import Recipe
 from sottovoce.models.family import find_family
 
 _SPLITS = {"train": ["train"], "dev": "dev", "test": ["test"]}
-# Other people than the clients: a private run refuses a seed that has heard some of them.
+# Other people than the clients: a private run refuses a seed model that was trained on some of them.
 _CENTRAL = {
     "store": "smoke-central",
     "prepare": {"task": "digits-studio", "users": 24, "hours": 0.03, "seed": 1},
@@ -20,7 +20,7 @@ _CENTRAL = {
 _FEDERATED = {"store": "smoke", "prepare": {"task": "digits", "users": 24, "hours": 0.03, "seed": 1}, **_SPLITS}
 
 
-def smoke(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
+def shrink_recipe(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
     """`recipe` with one step, a tiny model, the stand-in's people, and `seed_model` in place of its own."""
     content = recipe.model_dump(mode="json")
     content["data"] |= _CENTRAL if recipe.federation is None else _FEDERATED
@@ -28,7 +28,7 @@ def smoke(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
         content["data"]["seed_part"] = {"fraction": 0.3}
     if recipe.reads_texts:
         content["tokens"] = {"kind": "characters"}
-    content["model"] |= find_family(recipe.model.family).tiny
+    content["model"] |= find_family(recipe.model.family).smoke_options
     if recipe.central is not None:
         content["central"] |= {"steps": 1, "batches": None, "batch_seconds": 8.0, "start_from": seed_model}
         content["central"] |= {"evaluate_every": 1, "checkpoint_every": 1}
@@ -42,7 +42,7 @@ def smoke(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
             content["data"]["dev"] = "test"
         if recipe.federation.shared_dev is not None:
             content["federation"]["shared_dev"] = {"utterances": 4}
-    return validate(content, where=f"{recipe.about} (smoke)")
+    return validate_recipe(content, where=f"{recipe.about} (smoke)")
 
 
 def _shrink(federation: dict[str, Any], seed_model: str | None) -> None:

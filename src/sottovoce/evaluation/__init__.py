@@ -1,1 +1,1 @@
-"""How well a recogniser understands people, and what it hears in a file."""
+"""Recognition of stores, files and streams, error rates, and comparisons."""

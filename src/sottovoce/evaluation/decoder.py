@@ -4,15 +4,15 @@ By CTC a decoder turns log-probabilities into tokens; a family that has a search
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from sottovoce.errors import InputError
-from sottovoce.models.attention_search import GREEDY, Search
-from sottovoce.models.decoding import BeamSearch, Hypothesis, greedy, read_words, whole_text_scorer
+from sottovoce.base.errors import InputError
+from sottovoce.models.attention_search import GREEDY, SearchOptions
+from sottovoce.models.decoding import BeamSearch, Hypothesis, decode_greedily, read_word_list, whole_text_scorer
 from sottovoce.models.family import Family
 
 Decoder = Callable[[Tensor, Tensor], list[Hypothesis]]
@@ -21,68 +21,92 @@ DEFAULT_WIDTH = 50
 DEFAULT_LM_WEIGHT = 1.0
 
 
-def searches(family: Family[Any, Any]) -> bool:
+def has_search(family: Family[Any, Any]) -> bool:
     """Whether models of `family` have a search of their own."""
     return family.recognition is not None and family.recognition.search is not None
 
 
-def emits(family: Family[Any, Any]) -> bool:
+def has_ctc(family: Family[Any, Any]) -> bool:
     """Whether models of `family` can be decoded by CTC."""
     return family.recognition is not None and family.recognition.emit is not None
 
 
-def usual_decoder(family: Family[Any, Any]) -> Decoder | Search:
+def choose_greedy(family: Family[Any, Any]) -> Decoder | SearchOptions:
     """Greedy, in the way of the family."""
-    return GREEDY if searches(family) else greedy
+    return GREEDY if has_search(family) else decode_greedily
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """What may be asked of a decoder; None and False are the family's usual way, which is greedy.
+
+    The last four are settings of a `Search`, of families that search with attention.
+    """
+
+    beam_width: int | None = None
+    language_model: Path | None = None
+    lm_weight: float | None = None
+    words: Path | None = None
+    word_score: float | None = None
+    by_ctc: bool = False
+    ctc_weight: float | None = None
+    temperature: float | None = None
+    end_threshold: float | None = None
+    longest_shift: int | None = None
+
+    def search_settings(self) -> dict[str, Any]:
+        names = ("ctc_weight", "temperature", "end_threshold", "longest_shift")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+USUAL = DecodingOptions()
 
 
 def choose_decoder(
-    family: Family[Any, Any],
-    pieces: Sequence[str],
-    *,
-    beam_width: int | None = None,
-    language_model: Path | None = None,
-    lm_weight: float | None = None,
-    words: Path | None = None,
-    word_score: float | None = None,
-    by_ctc: bool = False,
-    **attention: float | None,
-) -> Decoder | Search:
-    """Greedy when nothing is asked for; otherwise beam search over the tokens `pieces`, with what is asked for.
-
-    `attention` are settings of a `Search`; without them (None) they are as released.
-    """
-    if lm_weight is not None and language_model is None:
-        raise InputError(f"lm_weight={lm_weight} needs a language model (--lm FILE)")
-    if word_score is not None and words is None:
-        raise InputError(f"word_score={word_score} needs a list of words (--words FILE)")
-    recognition = family.recognition
-    if by_ctc and not emits(family):
+    family: Family[Any, Any], pieces: Sequence[str], options: DecodingOptions = USUAL
+) -> Decoder | SearchOptions:
+    """Greedy when nothing is asked for; otherwise beam search over the tokens `pieces`, as the options say."""
+    if options.lm_weight is not None and options.language_model is None:
+        raise InputError(f"lm_weight={options.lm_weight} needs a language model (--lm FILE)")
+    if options.word_score is not None and options.words is None:
+        raise InputError(f"word_score={options.word_score} needs a list of words (--words FILE)")
+    if options.by_ctc and not has_ctc(family):
         raise InputError(f"models of family={family.name} cannot be decoded by CTC: they have a search of their own")
-    wanted: dict[str, Any] = {name: value for name, value in attention.items() if value is not None}
-    weight = 0.0 if language_model is None else DEFAULT_LM_WEIGHT if lm_weight is None else lm_weight
-    if searches(family) and not by_ctc:
-        if words is not None:
-            raise InputError(f"words={words}: only CTC can be kept to a list of words (--ctc)")
-        assert recognition is not None
-        for name in wanted.keys() - recognition.options:
-            raise InputError(f"{name}={wanted[name]} means nothing to models of family={family.name}")
-        if beam_width is None and language_model is None and not wanted:
-            return GREEDY
-        if beam_width is not None:
-            wanted["width"] = beam_width
-        if language_model is not None:
-            wanted |= {"language_model": whole_text_scorer(language_model, pieces), "lm_weight": weight}
-        return replace(recognition.beam, **wanted)
-    for name, value in wanted.items():
+    if has_search(family) and not options.by_ctc:
+        return _choose_search(family, pieces, options)
+    for name, value in options.search_settings().items():
         raise InputError(f"{name}={value} is for models that search with attention, not for CTC (family={family.name})")
-    if beam_width is None and language_model is None and words is None:
-        return greedy
+    if options.beam_width is None and options.language_model is None and options.words is None:
+        return decode_greedily
     return BeamSearch(
         pieces,
-        width=DEFAULT_WIDTH if beam_width is None else beam_width,
-        language_model=language_model,
-        lm_weight=weight,
-        words=None if words is None else read_words(words),
-        word_score=word_score or 0.0,
+        width=DEFAULT_WIDTH if options.beam_width is None else options.beam_width,
+        language_model=options.language_model,
+        lm_weight=_lm_weight(options),
+        words=None if options.words is None else read_word_list(options.words),
+        word_score=options.word_score or 0.0,
     )
+
+
+def _choose_search(family: Family[Any, Any], pieces: Sequence[str], options: DecodingOptions) -> SearchOptions:
+    """The family's own search, as the options say."""
+    assert family.recognition is not None
+    settings = options.search_settings()
+    if options.words is not None:
+        raise InputError(f"words={options.words}: only CTC can be kept to a list of words (--ctc)")
+    for name in settings.keys() - family.recognition.options:
+        raise InputError(f"{name}={settings[name]} means nothing to models of family={family.name}")
+    if options.beam_width is None and options.language_model is None and not settings:
+        return GREEDY
+    if options.beam_width is not None:
+        settings["width"] = options.beam_width
+    if options.language_model is not None:
+        settings["language_model"] = whole_text_scorer(options.language_model, pieces)
+        settings["lm_weight"] = _lm_weight(options)
+    return replace(family.recognition.beam, **settings)
+
+
+def _lm_weight(options: DecodingOptions) -> float:
+    if options.language_model is None:
+        return 0.0
+    return DEFAULT_LM_WEIGHT if options.lm_weight is None else options.lm_weight

@@ -1,6 +1,6 @@
-"""The loss of a model on speakers who are not trained on: what it is chosen by where it writes nothing down.
+"""The loss on speakers who are not trained on: what models are chosen by that write no text.
 
-Beside it stand the other figures of its family, if it has any: how often it tells right what comes next, say.
+Beside it stand the other figures of the family, if it has any, such as contrastive accuracy.
 """
 
 import math
@@ -12,34 +12,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.audio.batches import plan_epoch
-from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.evaluation.evaluate import LONGEST_SECONDS, check_language, users_of
-from sottovoce.evaluation.prefetch import ahead
-from sottovoce.evaluation.recognise import Progress, batch_seconds_on, placed
-from sottovoce.models.family import recordings_heard
-from sottovoce.models.saved import Recogniser
-from sottovoce.models.speech import Speech, load_batch, load_speech
-from sottovoce.models.utterances import Recordings
-from sottovoce.processes import ALONE, Processes, deal
-from sottovoce.store import Store
+from sottovoce.base.processes import ALONE, Processes, split_by_load
+from sottovoce.data.audio.waveforms import Waveforms
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.loading import Speech, load_batch, load_speech, prefetch
+from sottovoce.data.store import Store
+from sottovoce.evaluation.recognise import Progress, choose_batch_seconds, place_for_evaluation, plan_batches
+from sottovoce.evaluation.score import LONGEST_SECONDS, check_language, find_split
+from sottovoce.models.family import extract_float32_features
+from sottovoce.models.recogniser import Recogniser
 
 
-def usable_speech(
+def select_speech(
     recogniser: Recogniser, store: Store, *, split: str | None = None, longest_seconds: float = LONGEST_SECONDS
 ) -> Speech:
     """The utterances of `split` (of all by default) that there is a loss for, and how many have none, by reason."""
     check_language(recogniser, store)
-    users = range(store.user_count) if split is None else users_of(store, split)
+    users = find_split(store, split)
     rows = np.arange(int(store.user_utterances[users.start]), int(store.user_utterances[users.stop]))
-    family, settings = recogniser.family, recogniser.settings
     return load_speech(
-        store, rows, recogniser.tokens, family=family, settings=settings, longest_seconds=longest_seconds
+        store,
+        rows,
+        recogniser.tokens,
+        family=recogniser.family,
+        settings=recogniser.settings,
+        longest_seconds=longest_seconds,
     )
 
 
-def as_json(speech: Speech, figures: Mapping[str, float]) -> dict[str, Any]:
-    """What `evaluate --json` and `results.json` say of a model that writes nothing down."""
+def summarise_figures(speech: Speech, figures: Mapping[str, float]) -> dict[str, Any]:
+    """What `evaluate --json` and `results.json` say of a model that writes no text."""
     users = np.unique(np.searchsorted(speech.store.user_utterances, speech.rows, side="right") - 1).tolist()
     people = [speech.store.user(row) for row in users]
     return {
@@ -53,64 +55,54 @@ def as_json(speech: Speech, figures: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def recordings_loss(recogniser: Recogniser, recordings: Recordings) -> Tensor:
+def compute_loss(recogniser: Recogniser, recordings: Waveforms) -> Tensor:
     """The mean loss of `recordings`, without anything that chance decides."""
     family, settings = recogniser.family, recogniser.settings
-    features = recordings_heard(family, recordings, settings=settings)
+    features = extract_float32_features(family, recordings, settings=settings)
     return family.loss(recogniser.parameters, features, settings=settings, draws=None)
 
 
-def recordings_figures(recogniser: Recogniser, recordings: Recordings) -> dict[str, Tensor]:
+def compute_figures(recogniser: Recogniser, recordings: Waveforms) -> dict[str, Tensor]:
     """What `recordings` are measured by, the mean loss first."""
     family, settings = recogniser.family, recogniser.settings
-    if family.figures is None:
-        return {"loss": recordings_loss(recogniser, recordings)}
-    return family.figures(
-        recogniser.parameters, recordings_heard(family, recordings, settings=settings), settings=settings
+    if family.inspection.measure is None:
+        return {"loss": compute_loss(recogniser, recordings)}
+    return family.inspection.measure(
+        recogniser.parameters, extract_float32_features(family, recordings, settings=settings), settings=settings
     )
 
 
-def mean_figures(
+def compute_mean_figures(
     recogniser: Recogniser,
-    store: Store,
+    speech: Speech,
     *,
-    split: str | None = None,
     device: torch.device | str = "cpu",
     batch_seconds: float | None = None,
     processes: Processes = ALONE,
-    speech: Speech | None = None,
     on_progress: Progress | None = None,
 ) -> dict[str, float]:
-    """The mean loss of an utterance of `split`, without dropout or masks; the same bits every time on a CPU.
+    """The mean loss of an utterance of `speech`, without dropout or masks; the same bits every time on a CPU.
 
-    With what else its family measures. `speech` is what is usable of `split`, where that is known. Where all
-    `processes` call it with the same arguments, each takes its share, and the first one knows the means; the others
-    get NaN. An utterance counts once, however long, and whoever shares its batch.
+    With what else its family measures. Where all `processes` call it with the same arguments, each takes its share,
+    and the first one knows the means; the others get NaN. An utterance counts once, however long.
     """
-    speech = usable_speech(recogniser, store, split=split) if speech is None else speech
     device = torch.device(device)
-    own = deal(speech.lengths, processes.world)[processes.rank]
-    plan = plan_epoch(
-        speech.lengths[own],
-        max_seconds=batch_seconds_on(device) if batch_seconds is None else batch_seconds,
-        seed=0,
-        epoch=0,
-        fixed_shapes=device.type == "cuda",  # as `recognise` does
-        allow_overlong=True,
-    )
-    recogniser = placed(recogniser, device)
+    own = split_by_load(speech.lengths, processes.world)[processes.rank]
+    max_seconds = choose_batch_seconds(device) if batch_seconds is None else batch_seconds
+    batches = plan_batches(speech.lengths[own], max_seconds=max_seconds, device=device)
+    recogniser = place_for_evaluation(recogniser, device)
     sums: dict[str, Tensor] = {}
     done = 0
-    batches = (replace(batch, rows=own[batch.rows]) for batch in plan.batches)
+    shares = (replace(batch, rows=own[batch.rows]) for batch in batches)
     with torch.no_grad():
-        for batch in ahead(load_batch(speech, batch, device=device) for batch in batches):
-            for name, mean in recordings_figures(recogniser, batch).items():
+        for batch in prefetch(load_batch(speech, share, device=device) for share in shares):
+            for name, mean in compute_figures(recogniser, batch).items():
                 own_sum = len(batch) * mean.double()
                 sums[name] = sums[name] + own_sum if name in sums else own_sum
             done += len(batch)
             if on_progress is not None:
                 on_progress(done)
-    shares = [share for share in processes.gather({name: float(total) for name, total in sums.items()}) if share]
-    if not processes.first:
+    gathered = [part for part in processes.gather({name: float(total) for name, total in sums.items()}) if part]
+    if not processes.is_first:
         return {"loss": math.nan}
-    return {name: math.fsum(share[name] for share in shares) / len(speech.rows) for name in shares[0]}
+    return {name: math.fsum(part[name] for part in gathered) / len(speech.rows) for name in gathered[0]}

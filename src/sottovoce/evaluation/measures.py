@@ -1,4 +1,4 @@
-"""What a model is chosen by: a measure on speakers who are not trained on, and scores by it. Lower is always better.
+"""Measures that models are chosen by, on speakers who are not trained on. Lower is always better.
 
 In run folders a score stands under its measure's name (`dev_wer`, `best_loss`), so that whoever reads one knows what it
 is a score of.
@@ -58,7 +58,7 @@ class Score:
     measure: Measure
     value: float
 
-    def better_than(self, other: "Score | None") -> bool:
+    def is_better_than(self, other: "Score | None") -> bool:
         """What is not finite is never better; of two that are equal, neither is better."""
         assert other is None or other.measure == self.measure, "scores by different measures do not compare"
         return math.isfinite(self.value) and (other is None or self.value < other.value)
@@ -67,6 +67,6 @@ class Score:
         return f"{self.measure.title} {self.value:{self.measure.form}}"
 
 
-def scored(figures: Mapping[str, float]) -> tuple[Score, dict[str, float]]:
+def score_from_figures(figures: Mapping[str, float]) -> tuple[Score, dict[str, float]]:
     """The loss among `figures` as a score, and the others as they are written down beside it."""
     return Score(LOSS, figures["loss"]), {f"dev_{name}": value for name, value in figures.items() if name != "loss"}

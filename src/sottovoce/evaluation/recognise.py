@@ -1,6 +1,6 @@
 """From utterances of a store to texts, as fast as the device goes.
 
-    thread: read and pad ─► device: features, model ─► thread: decode, spell
+    thread: read and pad ─► device: features, model ─► thread: decode
                                             (or search)
 
 Batches are full and of like lengths. While the device computes one, a thread pads the next ones (into pinned memory,
@@ -19,17 +19,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.audio.batches import Batch, plan_epoch
-from sottovoce.errors import InputError
-from sottovoce.evaluation.decoder import Decoder, usual_decoder
-from sottovoce.evaluation.prefetch import ahead
-from sottovoce.models.attention_search import Found, Search
+from sottovoce.base.errors import InputError
+from sottovoce.base.processes import Processes, split_by_load
+from sottovoce.data.audio.batches import Batch, plan_epoch
+from sottovoce.data.audio.waveforms import Waveforms, pad_waveforms
+from sottovoce.data.loading import prefetch
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import Tokens
+from sottovoce.evaluation.decoder import Decoder, choose_greedy
+from sottovoce.models.attention_search import SearchOptions
 from sottovoce.models.decoding import Hypothesis
-from sottovoce.models.family import Recognition, recordings_heard
-from sottovoce.models.saved import Recogniser
-from sottovoce.models.utterances import Recordings, record_lines
-from sottovoce.store import Store
-from sottovoce.text.tokens import Tokens
+from sottovoce.models.family import Recognition, extract_float32_features
+from sottovoce.models.recogniser import Recogniser
+
+Progress = Callable[[int], None]
 
 DEVICE = "SOTTOVOCE_DEVICE"
 # Seconds of padded audio in a batch: enough to fill a GPU; on a processor, little enough for its caches.
@@ -40,8 +43,6 @@ SEARCH_SECONDS = {"cuda": 40_000.0}
 CPU_SEARCH_SECONDS = 600.0
 # Batches that may wait to be decoded: their log-probabilities stay in the device's memory until then.
 IN_FLIGHT = 3
-
-Progress = Callable[[int], None]
 
 
 def choose_device(name: str | None = None) -> torch.device:
@@ -58,73 +59,71 @@ def choose_device(name: str | None = None) -> torch.device:
     return device
 
 
-def placed(recogniser: Recogniser, device: torch.device) -> Recogniser:
+def place_for_evaluation(recogniser: Recogniser, device: torch.device) -> Recogniser:
     """`recogniser` on `device`, in the precision in which it evaluates there: bfloat16 on a GPU, else float32."""
     return recogniser.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
 
 
-def emissions(recogniser: Recogniser, recordings: Recordings) -> tuple[Tensor, Tensor]:
+def compute_emissions(recogniser: Recogniser, recordings: Waveforms) -> tuple[Tensor, Tensor]:
     """Log-probabilities [B, T, V] of what was said, and their lengths [B] on the host."""
-    recognition, settings = recognition_of(recogniser), recogniser.settings
+    recognition, settings = require_recognition(recogniser), recogniser.settings
     if recognition.emit is None:
         raise InputError(f"models of family={recogniser.family.name} cannot be decoded by CTC")
-    features = recordings_heard(recogniser.family, recordings, settings=settings)
+    features = extract_float32_features(recogniser.family, recordings, settings=settings)
     return recognition.emit(recogniser.parameters, features, settings=settings)
 
 
-def searched(recogniser: Recogniser, recordings: Recordings, how: Search) -> list[Found]:
+def search_texts(recogniser: Recogniser, recordings: Waveforms, how: SearchOptions) -> list[Hypothesis]:
     """The best text of each recording, by the family's own search."""
-    recognition, settings = recognition_of(recogniser), recogniser.settings
+    recognition, settings = require_recognition(recogniser), recogniser.settings
     if recognition.search is None:
         raise InputError(f"models of family={recogniser.family.name} have no search but CTC's")
-    features = recordings_heard(recogniser.family, recordings, settings=settings)
+    features = extract_float32_features(recogniser.family, recordings, settings=settings)
     return [texts[0] for texts in recognition.search(recogniser.parameters, features, settings=settings, how=how)]
 
 
-def recognition_of(recogniser: Recogniser) -> Recognition[Any]:
-    """How `recogniser` writes; refuses one that does not."""
+def require_recognition(recogniser: Recogniser) -> Recognition[Any]:
+    """How `recogniser` writes text; refuses one that does not."""
     if recogniser.family.recognition is None:
-        raise InputError(f"models of family={recogniser.family.name} do not write down what they hear")
+        raise InputError(f"models of family={recogniser.family.name} write no text")
     return recogniser.family.recognition
 
 
-def batch_seconds_on(device: torch.device, decode: Decoder | Search | None = None) -> float:
+def choose_batch_seconds(device: torch.device, decode: Decoder | SearchOptions | None = None) -> float:
     seconds = BATCH_SECONDS.get(device.type, CPU_BATCH_SECONDS)
-    if not isinstance(decode, Search):
+    if not isinstance(decode, SearchOptions):
         return seconds
     return min(seconds, SEARCH_SECONDS.get(device.type, CPU_SEARCH_SECONDS) / decode.width)
 
 
-def recognise(
+def plan_batches(lengths: NDArray[np.int64], *, max_seconds: float, device: torch.device) -> tuple[Batch, ...]:
+    """Full batches of like lengths, in the same order every time."""
+    fixed_shapes = device.type == "cuda"  # few lengths to compile for; elsewhere padding only costs
+    return plan_epoch(lengths, max_seconds=max_seconds, seed=0, epoch=0, fixed_shapes=fixed_shapes, allow_overlong=True)
+
+
+def recognise_utterances(
     recogniser: Recogniser,
     store: Store,
     rows: NDArray[np.int64],
     *,
     device: torch.device | str = "cpu",
-    decode: Decoder | Search | None = None,
+    decode: Decoder | SearchOptions | None = None,
     batch_seconds: float | None = None,
     on_progress: Progress | None = None,
     on_collapse: Progress | None = None,
 ) -> list[str]:
     """The text of each utterance in `rows` of `store`, words separated by single spaces; greedily by default.
 
-    `on_progress` is told how many utterances have been computed, `on_collapse` how often in all an attention has
-    stopped listening, where one is asked. On a GPU batches are padded to few different lengths, so that a compiled
-    family is compiled few times.
+    `on_progress` gets the number of utterances that are done; `on_collapse`, of a search with attention, the number in
+    which the attention collapsed.
     """
     device = torch.device(device)
-    recogniser = placed(recogniser, device)
-    decode = usual_decoder(recogniser.family) if decode is None else decode
+    recogniser = place_for_evaluation(recogniser, device)
+    decode = choose_greedy(recogniser.family) if decode is None else decode
     lengths = store.audio_offsets[rows + 1] - store.audio_offsets[rows]
-    max_seconds = batch_seconds_on(device, decode) if batch_seconds is None else batch_seconds
-    plan = plan_epoch(
-        lengths,
-        max_seconds=max_seconds,
-        seed=0,
-        epoch=0,
-        fixed_shapes=device.type == "cuda",  # elsewhere nothing is gained by it, and padding costs
-        allow_overlong=True,
-    )
+    max_seconds = choose_batch_seconds(device, decode) if batch_seconds is None else batch_seconds
+    batches = plan_batches(lengths, max_seconds=max_seconds, device=device)
     texts = [""] * len(rows)
     waiting: deque[tuple[Batch, Future[list[str]]]] = deque()
     done = collapsed = 0
@@ -135,13 +134,13 @@ def recognise(
             texts[place] = text
 
     with torch.no_grad(), ThreadPoolExecutor(1, thread_name_prefix="decode") as thread:
-        for batch, speech in ahead(_speech(store, rows, plan.batches, device)):
-            if isinstance(decode, Search):
-                found = searched(recogniser, speech, decode)
+        for batch, speech in prefetch(_read_batches(store, rows, batches, device)):
+            if isinstance(decode, SearchOptions):
+                found = search_texts(recogniser, speech, decode)
                 collapsed += sum(hypothesis.collapsed for hypothesis in found)
-                work = partial(spell, recogniser.tokens, found)
+                work = partial(join_tokens, recogniser.tokens, found)
             else:
-                work = partial(_decoded, recogniser.tokens, decode, *emissions(recogniser, speech))
+                work = partial(_decode, recogniser.tokens, decode, *compute_emissions(recogniser, speech))
             waiting.append((batch, thread.submit(work)))
             if len(waiting) > IN_FLIGHT:
                 collect()
@@ -150,23 +149,53 @@ def recognise(
                 on_progress(done)
         while waiting:
             collect()
-    if on_collapse is not None and isinstance(decode, Search):
+    if on_collapse is not None and isinstance(decode, SearchOptions):
         on_collapse(collapsed)
     return texts
 
 
-def _decoded(tokens: Tokens, decode: Decoder, log_probs_BTV: Tensor, lengths_B: Tensor) -> list[str]:
-    return spell(tokens, decode(log_probs_BTV, lengths_B))
+def _decode(tokens: Tokens, decode: Decoder, log_probs_BTV: Tensor, lengths_B: Tensor) -> list[str]:
+    return join_tokens(tokens, decode(log_probs_BTV, lengths_B))
 
 
-def spell(tokens: Tokens, hypotheses: Sequence[Hypothesis]) -> list[str]:
+def join_tokens(tokens: Tokens, hypotheses: Sequence[Hypothesis]) -> list[str]:
     """The texts of a batch. Two spaces in a row, or one at an end, mean no more than one between words."""
     return [" ".join(tokens.decode(hypothesis.tokens).split()) for hypothesis in hypotheses]
 
 
-def _speech(
+def _read_batches(
     store: Store, rows: NDArray[np.int64], batches: tuple[Batch, ...], device: torch.device
-) -> Iterator[tuple[Batch, Recordings]]:
+) -> Iterator[tuple[Batch, Waveforms]]:
     for batch in batches:
         samples = [store.samples(row) for row in rows[batch.rows].tolist()]
-        yield batch, record_lines(samples, padded_samples=batch.padded_samples, device=device)
+        yield batch, pad_waveforms(samples, padded_samples=batch.padded_samples, device=device)
+
+
+def recognise_across_processes(
+    recogniser: Recogniser,
+    store: Store,
+    rows: NDArray[np.int64],
+    *,
+    processes: Processes,
+    on_collapse: Progress | None = None,
+    **options: Any,
+) -> list[str]:
+    """What `recognise_utterances` gives, in the first process, where all of them call this with the same arguments.
+
+    Elsewhere texts are empty. Utterances are dealt out by length. A text may differ from one process's only where
+    padding, which depends on who shares a batch, decides between two tokens by its last bit.
+    """
+    shares = split_by_load(store.audio_offsets[rows + 1] - store.audio_offsets[rows], processes.world)
+    own = shares[processes.rank]
+    own_texts, collapses = list[str](), list[int]()
+    if len(own):
+        own_texts = recognise_utterances(recogniser, store, rows[own], on_collapse=collapses.append, **options)
+    texts = [""] * len(rows)
+    gathered = processes.gather((own_texts, collapses))
+    for places, (found, _) in zip(shares, gathered, strict=processes.is_first):
+        for place, text in zip(places.tolist(), found, strict=True):
+            texts[place] = text
+    counted = [count for _, counts in gathered for count in counts]
+    if on_collapse is not None and counted:
+        on_collapse(sum(counted))
+    return texts

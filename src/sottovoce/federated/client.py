@@ -3,10 +3,9 @@
     speech ─► batches by seconds ─► gradient (+ FedProx) ─► clip to norm ─► local optimiser ─► … ─► θ_server − θ_local
 
 Nothing survives on a client between rounds but the features of its own speech, which are the same every time, and its
-place on its time line where it has one (`federated.time_line`): batches, masks and optimiser state are made anew from
-(seed, step, client). What chance decides for one client never depends on
-who else was sampled, so a user's presence moves nobody's update but their own; the sensitivity that the plan accounts
-for rests on that.
+position in its stream where it has one (`client_stream`): batches, masks and optimiser state are made anew from (seed,
+step, client). What chance decides for one client never depends on who else was sampled, so a user's presence moves
+nobody's update but their own; the sensitivity that the plan accounts for rests on that.
 """
 
 import math
@@ -21,24 +20,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings
-from sottovoce.audio.batches import Batch, client_batches
-from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
-from sottovoce.federated.heard_before import HeardBefore, Kept, speech_bytes
-from sottovoce.federated.time_line import NOTHING_LEFT, TimeLine, turns_of
-from sottovoce.models.family import Family, Progress, StepDraws, draw_steps, step_loss
-from sottovoce.models.speech import Speech, batch_lines, load_speech, read_speech
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive, torch_stream
+from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
+from sottovoce.data.audio.batches import Batch, plan_client_batches
+from sottovoce.data.audio.waveforms import Features, Waveforms, pack_waveforms
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.loading import Speech, load_speech, plan_reading, read_speech
+from sottovoce.data.population import Client, Population
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import Tokens
+from sottovoce.federated.client_stream import EXHAUSTED, StreamSettings, split_stream
+from sottovoce.federated.feature_cache import FeatureCache, SizedCache, speech_bytes
+from sottovoce.models.family import Family, StepDraws, TrainingProgress, draw_steps, step_loss
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
-from sottovoce.models.utterances import Features, Recordings, record
 from sottovoce.optimisers import Optimiser, build_optimiser
 from sottovoce.optimisers.weights import Weights
-from sottovoce.seeds import derive, torch_stream
-from sottovoce.store import Store
-from sottovoce.text.tokens import Tokens
-from sottovoce.users.population import Client, Population
+from sottovoce.privacy.settings import Weighting
 
-# Of a client with at most so much, everything is read and heard, and can be kept for the client's next round.
+# Of a client with at most so much, all features are computed, and can be kept for the client's next round.
 WHOLE_SPEECH_SECONDS = 1200.0
 KNOWN_BYTES = 2**28  # of clients' texts, which are kept as tokens
 
@@ -76,9 +76,7 @@ class LocalTraining:
 
     A batch has at most `batch_seconds` of padded speech, and at most `batch_utterances` where that is given. `order:
     ascending` takes a client's utterances from the shortest to the longest in every epoch; None shuffles them.
-    SpecAugment is used from server step `spec_augment_from` on. `layerdrop_group`: about so many clients share each
-    draw of layer-drop, so that an engine that trains them together can skip the block for all; which clients share
-    is decided by their names, never by who else was sampled.
+    SpecAugment is used from server step `spec_augment_from` on.
     """
 
     batch_seconds: float
@@ -90,10 +88,9 @@ class LocalTraining:
     spec_augment: SpecAugmentSettings | None = field(default_factory=SpecAugmentSettings)
     spec_augment_from: int = 0
     proximal: Proximal | None = None
-    layerdrop_group: int = 1
     batch_utterances: int | None = None
     order: Literal["ascending"] | None = None
-    time_line: TimeLine | None = None
+    time_line: StreamSettings | None = None
     narrow_band: NarrowBandSettings | None = None
 
     def __post_init__(self) -> None:
@@ -108,7 +105,7 @@ class LocalTraining:
                 f"local: order=ascending with local_steps={self.local_steps}: the longest utterances would never have "
                 "their turn; expected local_epochs"
             )
-        for name in ("local_steps", "local_epochs", "layerdrop_group", "batch_utterances"):
+        for name in ("local_steps", "local_epochs", "batch_utterances"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise InputError(f"local: {name}={value}, expected at least 1")
         for name in ("batch_seconds", "lr"):
@@ -152,10 +149,10 @@ class SharedSpeech:
 
 
 @dataclass(frozen=True, eq=False)
-class ClientRoom:
+class ClientContext:
     """Everything that a client's training is made of, whichever engine runs it. `frozen` is not trained.
 
-    `shared_dev` is what every client's model is tried on where its weight hangs on that.
+    `shared_dev` is what every client's model is tried on where the `weighting` depends on that.
 
     `forgiving`: whatever goes wrong with one client, it is dropped and the round goes on, as a release must.
     """
@@ -171,9 +168,10 @@ class ClientRoom:
     frozen: Frozen = NOTHING_FROZEN
     forgiving: bool = False
     shared_dev: SharedSpeech | None = None
-    _known: Kept[Speech] = field(default_factory=lambda: Kept(KNOWN_BYTES), repr=False)
+    weighting: Weighting = Weighting.UNIFORM
+    _known: SizedCache[Speech] = field(default_factory=lambda: SizedCache(KNOWN_BYTES), repr=False)
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> "ClientRoom":
+    def on(self, device: torch.device, dtype: torch.dtype) -> "ClientContext":
         """The same with what is frozen where an engine computes, in its precision."""
         return replace(self, frozen=self.frozen.to(device, dtype))
 
@@ -186,26 +184,21 @@ class ClientRoom:
         """What `client` can be trained on; InputError where there is nothing."""
         known = self._known.get(client.index)
         if known is None:
-            longest = min(self.longest_seconds, self.local.batch_seconds)
+            rows, longest = client.utterances, min(self.longest_seconds, self.local.batch_seconds)
             known = load_speech(
-                self.store,
-                client.utterances,
-                self.tokens,
-                family=self.family,
-                settings=self.model,
-                longest_seconds=longest,
+                self.store, rows, self.tokens, family=self.family, settings=self.model, longest_seconds=longest
             )
             self._known.keep(client.index, known, size=speech_bytes(known))
         return known
 
-    def plan_batches(self, client: Client, speech: Speech, *, step: int, turn: int = 0) -> Iterator[Batch]:
-        """The client's batches of round `step`, in order. `turn` is in how many rounds it took part before."""
+    def plan_batches(self, client: Client, speech: Speech, *, step: int, position: int = 0) -> Iterator[Batch]:
+        """The client's batches of round `step`, in order. `position` is in how many rounds it took part before."""
         if self.local.time_line is not None:
-            turns = self.turns(speech)
-            if turn >= len(turns):
-                raise InputError(NOTHING_LEFT)
-            return iter(turns[turn])
-        return client_batches(
+            parts = self.stream_parts(speech)
+            if position >= len(parts):
+                raise InputError(EXHAUSTED)
+            return iter(parts[position])
+        return plan_client_batches(
             speech.lengths,
             max_seconds=self.local.batch_seconds,
             seed=derive(self.seed, "local batches", step, client.key),
@@ -216,10 +209,10 @@ class ClientRoom:
             fixed_shapes=True,
         )
 
-    def turns(self, speech: Speech) -> list[tuple[Batch, ...]]:
-        """What a client with this `speech` does in each of its turns on a time line."""
+    def stream_parts(self, speech: Speech) -> list[tuple[Batch, ...]]:
+        """The batches of a client with this `speech` for each time that it takes part."""
         assert self.local.local_steps is not None
-        return turns_of(
+        return split_stream(
             speech.lengths,
             max_seconds=self.local.batch_seconds,
             max_utterances=self.local.batch_utterances,
@@ -228,7 +221,6 @@ class ClientRoom:
 
     def draws(self, client: Client, speech: Speech, batches: Sequence[Batch], *, step: int) -> list[StepDraws]:
         """What chance decides in each of the local steps of `client`."""
-        group = self.draw_group(client, step=step)
         sizes = [len(batch.rows) for batch in batches]
         begun = accumulate(sizes[:-1], initial=0)  # utterances before each step; a pass holds each of them once
         return draw_steps(
@@ -238,17 +230,9 @@ class ClientRoom:
             settings=self.model,
             spec_augment=self.local.spec_augment_at(step),
             generator=torch_stream(self.seed, "local steps", step, client.key),
-            shared=None if group is None else torch_stream(self.seed, "layer-drop", step, group),
-            progress=[Progress(number, count // len(speech.rows)) for number, count in enumerate(begun)],
+            progress=[TrainingProgress(number, count // len(speech.rows)) for number, count in enumerate(begun)],
             narrow_band=self.local.narrow_band,
         )
-
-    def draw_group(self, client: Client, *, step: int) -> int | None:
-        """Which of the round's shared draws `client` follows, if any: a function of its name and the step."""
-        if self.local.layerdrop_group == 1 or not self.family.shared_chance(self.model):
-            return None
-        groups = -(-self.cohort_size // self.local.layerdrop_group)
-        return derive(self.seed, "layer-drop group", step, client.key) % groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,11 +248,11 @@ class PlannedClient:
         return sum(len(batch.rows) * batch.padded_samples for batch in self.batches)
 
 
-def plan_client(room: ClientRoom, index: int, *, step: int, turn: int = 0) -> PlannedClient:
+def plan_client(context: ClientContext, index: int, *, step: int, position: int = 0) -> PlannedClient:
     """What client `index` will train on in round `step`; InputError where there is nothing."""
-    client = room.population.client(index)
-    speech = room.speech(client)
-    return PlannedClient(client, speech, list(room.plan_batches(client, speech, step=step, turn=turn)))
+    client = context.population.client(index)
+    speech = context.speech(client)
+    return PlannedClient(client, speech, list(context.plan_batches(client, speech, step=step, position=position)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -282,7 +266,7 @@ class LoadedClient:
 
     client: Client
     speech: Speech
-    sound: Recordings | Features
+    sound: Waveforms | Features
     whole: bool
     lines: list[Tensor]
     draws: list[StepDraws]
@@ -290,49 +274,44 @@ class LoadedClient:
     utterances: int
     seconds: float
 
-    def hear(self, before: HeardBefore, room: ClientRoom, *, dtype: torch.dtype) -> Features:
-        """Its features, which are kept in `before` where they may be."""
+    def extract_features(self, cache: FeatureCache, context: ClientContext, *, dtype: torch.dtype) -> Features:
+        """Its features, which are kept in the `cache` where they may be."""
         if isinstance(self.sound, Features):
             return self.sound
-        heard = room.family.hear(self.sound, settings=room.model, dtype=dtype)
+        features = context.family.front_end.extract_features(self.sound, settings=context.model, dtype=dtype)
         if self.whole:
-            before.keep(self.client.index, heard)
-        return heard
+            cache.keep(self.client.index, features)
+        return features
 
 
 def load_client(
-    room: ClientRoom, planned: PlannedClient, *, step: int, device: torch.device, before: HeardBefore
+    context: ClientContext, planned: PlannedClient, *, step: int, device: torch.device, cache: FeatureCache
 ) -> LoadedClient:
-    """Read a client's speech, unless it was heard `before`; InputError or OSError where it cannot be used."""
+    """Read a client's speech, unless its features are in the `cache`; InputError or OSError where it cannot be used."""
     client, speech, batches = planned.client, planned.speech, planned.batches
-    draws = room.draws(client, speech, batches, step=step)
-    once = room.local.time_line is not None
-    used, lines = batch_lines(speech, batches, most_seconds=0.0 if once else WHOLE_SPEECH_SECONDS)
+    draws = context.draws(client, speech, batches, step=step)
+    once = context.local.time_line is not None
+    used, lines = plan_reading(speech, batches, most_seconds=0.0 if once else WHOLE_SPEECH_SECONDS)
     whole = not once and len(used) == len(speech.rows)
-    sound = (before.get(client.index) if whole else None) or record(*read_speech(speech, used), device=device)
+    sound = (cache.get(client.index) if whole else None) or pack_waveforms(*read_speech(speech, used), device=device)
     seconds = sum(float(speech.lengths[batch.rows].sum()) for batch in batches) / SAMPLE_RATE
     amount = (len(used), seconds) if once else (len(speech.rows), client.seconds)
     return LoadedClient(client, speech, sound, whole, lines, draws, seconds, *amount)
 
 
 def train_locally(
-    weights: Weights,
-    loaded: LoadedClient,
-    heard: Features,
-    room: ClientRoom,
-    *,
-    server_P: Tensor,
+    weights: Weights, loaded: LoadedClient, features: Features, context: ClientContext, *, server_P: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Local training of one client on what was `heard` of it, from `server_P` to `weights.master`.
+    """Local training of one client on its `features`, from `server_P` to `weights.master`.
 
     Returns each local step's loss, and the norm of its gradient before clipping, on the device.
     """
-    local = room.local
+    local = context.local
     weights.reset(server_P)
     losses, norms = [], []
     for lines, draws in zip(loaded.lines, loaded.draws, strict=True):
-        whole = room.frozen.with_trained(weights.working)
-        loss = step_loss(room.family, whole, heard.take(lines), settings=room.model, draws=draws)
+        whole = context.frozen.with_trained(weights.working)
+        loss = step_loss(context.family, whole, features.take(lines), settings=context.model, draws=draws)
         weights.set_gradients(gradients_of(loss, list(weights.working.values())))
         if local.proximal is not None:
             weights.add_to_gradients(local.proximal.pull(weights.master, server_P))

@@ -15,25 +15,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import LONGEST_SECONDS
-from sottovoce.evaluation.recognise import placed, recognise
-from sottovoce.evaluation.wer import count_words, tally
+from sottovoce.base.errors import InputError
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.population import Client, Population
+from sottovoce.data.store import Store
+from sottovoce.evaluation.error_rates import count_word_errors, sum_counts
+from sottovoce.evaluation.recognise import place_for_evaluation, recognise_utterances
+from sottovoce.evaluation.score import LONGEST_SECONDS
 from sottovoce.federated.cohort import CohortSum
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.trainable import Frozen
-from sottovoce.privacy.client_wer import WerEstimate, contribution, estimate
+from sottovoce.privacy.client_wer import WerEstimate, contribution, estimate_client_wer
+from sottovoce.privacy.fingerprint import fingerprint_tensor
 from sottovoce.privacy.ledger import Ledger, cohort_commitment
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.privacy.settings import Mode
-from sottovoce.store import Store
-from sottovoce.users.population import Client, Population
 
 
-class Listeners(Protocol):
+class EvaluationClients(Protocol):
     """A population with held-out speech, wherever it is."""
 
     def wer(self, server_P: Tensor, cohort: Indices, *, layout: Layout, plan: Plan, step: int) -> CohortSum:
@@ -46,7 +47,7 @@ class Listeners(Protocol):
 
 @final
 @dataclass(frozen=True, eq=False)
-class ListenersHere:
+class LocalEvaluationClients:
     """All clients of `population` in this process. `start` is a model of the kind that is tried, `frozen` its rest."""
 
     population: Population
@@ -57,7 +58,7 @@ class ListenersHere:
     def wer(self, server_P: Tensor, cohort: Indices, *, layout: Layout, plan: Plan, step: int) -> CohortSum:
         """One after another, so that nobody's words hang on who else is in the cohort."""
         model = replace(self.start, parameters=self.frozen.merged(layout.views(server_P)))
-        model, total = placed(model, self.device), plan.new_total()
+        model, total = place_for_evaluation(model, self.device), plan.new_total()
         # In a release whatever goes wrong with one client is theirs, and private.
         forgiven = Exception if plan.settings.mode is Mode.SECURE else (InputError, OSError)
         for index in cohort.tolist():
@@ -73,8 +74,8 @@ class ListenersHere:
         assert isinstance(store, Store)
         spoken = held_out_speech(store, self.population.client(index))
         rows = np.array([row for row, _ in spoken], dtype=np.int64)
-        heard = recognise(model, store, rows, device=self.device) if spoken else []
-        found = tally(count_words([text for _, text in spoken], heard))
+        recognised = recognise_utterances(model, store, rows, device=self.device) if spoken else []
+        found = sum_counts(count_word_errors([text for _, text in spoken], recognised))
         return contribution(found.errors, found.length, most_words=most_words)
 
 
@@ -94,15 +95,16 @@ class MeasuredWer:
 
 
 def measure_wer(
-    server_P: Tensor, *, layout: Layout, plan: Plan, listeners: Listeners, ledger: Ledger, step: int, digest: str
+    server_P: Tensor, *, layout: Layout, plan: Plan, evaluation_clients: EvaluationClients, ledger: Ledger, step: int
 ) -> MeasuredWer:
-    """Measure the model `server_P`, whose fingerprint is `digest`, after `step` rounds.
+    """Measure the model `server_P` after `step` rounds.
 
     Raises BudgetSpent, before anybody is asked, where the budget does not allow it; it is charged before that, too.
     """
     cohort = plan.sample(step, attempt=ledger.next_measurement(step))
     commitment = cohort_commitment(cohort, nonce=plan.cohort_nonce(step))
-    charge = ledger.measure(plan.event, step=step, clip_bound=plan.clip_bound, parameters=digest, cohort=commitment)
-    summed = listeners.wer(server_P, cohort, layout=layout, plan=plan, step=step)
+    digest, bound = fingerprint_tensor(server_P), plan.clip_bound
+    charge = ledger.measure(plan.event, step=step, clip_bound=bound, parameters=digest, cohort=commitment)
+    summed = evaluation_clients.wer(server_P, cohort, layout=layout, plan=plan, step=step)
     noised_P = plan.add_noise(summed.total, charge, shares=summed.noise_shares)
-    return MeasuredWer(estimate(noised_P, plan), charge.epsilon)
+    return MeasuredWer(estimate_client_wer(noised_P, plan), charge.epsilon)

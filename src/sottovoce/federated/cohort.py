@@ -1,10 +1,10 @@
-"""Who trains a cohort and hands back its clipped sum: the seam between the server and wherever its clients are.
+"""Who trains a cohort and returns its clipped sum: the interface between the server and its clients.
 
-    ClientsHere          in this process: a loop over an engine
+    LocalClients         in this process: a loop over an engine
     ClientsOverRanks     over the processes of one run (`federated.ranks`)
 
-One client's update goes no further than this. The server above takes a sum, so clients whose sum alone it may ever
-see, behind secure aggregation say, are one more class with `sum` and `close`.
+One client's update goes no further than this. The server takes a sum, so clients behind secure aggregation are one more
+class with `sum` and `close`.
 
 Shapes: P flat length.
 """
@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sottovoce.errors import promise
-from sottovoce.federated.engines.engine import Dropped, Engine, Together
-from sottovoce.federated.private import Private
+from sottovoce.base.errors import check_invariant
+from sottovoce.federated.diagnostics import RoundDiagnostics
+from sottovoce.federated.engines.engine import Dropped, Engine, JointlyTrained
 from sottovoce.federated.weighting import WeightedSum
-from sottovoce.privacy.adaptive import centred_count
+from sottovoce.privacy.clipping import centred_count
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.privacy.settings import Mode
@@ -29,7 +29,7 @@ from sottovoce.privacy.settings import Mode
 class CohortSum:
     """Σ ω·clip(update) over a cohort, not yet noised: private, all of it.
 
-    `denominator` is what turns the sum into a mean: public, but where weights are shares of the cohort. `within` is
+    `denominator` makes a mean of the sum: public, but where weights are shares of the cohort. `within` is
     adaptive clipping's centred count, a sum too. `interrupted`: somebody who trained has been asked to stop.
     `noise_shares` of the plan's noise are in the sum, where clients add it. `diagnostics` are there in simulations
     only, and only from clients that can be looked at.
@@ -40,17 +40,17 @@ class CohortSum:
     within: float = 0.0
     interrupted: bool = False
     noise_shares: int = 0
-    diagnostics: Private | None = None
+    diagnostics: RoundDiagnostics | None = None
 
 
-def as_sent(server_P: Tensor, model_bits: int | None) -> Tensor:
+def quantise_model(server_P: Tensor, model_bits: int | None) -> Tensor:
     """The model that clients get, in the type it has: rounded to the nearest float16 where they get 16 bits a number.
 
     What float16 cannot hold is brought to its largest number: one wild parameter must not be infinite for everybody.
     """
     if model_bits is None:
         return server_P
-    promise(model_bits == 16, f"model_bits={model_bits}: expected 16, or none")
+    check_invariant(model_bits == 16, f"model_bits={model_bits}: expected 16, or none")
     largest = torch.finfo(torch.float16).max
     return server_P.clamp(-largest, largest).to(torch.float16).to(server_P.dtype)
 
@@ -59,11 +59,11 @@ class Clients(Protocol):
     """A population, wherever it is."""
 
     def sum(
-        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, turns: Indices | None = None
+        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
     ) -> CohortSum:
         """Have every client of `cohort` train from the server's model, and clip and sum what comes of it.
 
-        `turns` is where each of them stands on its time line, where clients have one.
+        `positions` is where each of them stands on its time line, where clients have one.
         """
         ...
 
@@ -72,16 +72,16 @@ class Clients(Protocol):
         ...
 
 
-class ClientsHere:
+class LocalClients:
     """All clients in this process, trained by `engine`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def sum(
-        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, turns: Indices | None = None
+        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
     ) -> CohortSum:
-        part = sum_part(self._engine, server_P, cohort, plan=plan, step=step, turns=turns)
+        part = sum_part(self._engine, server_P, cohort, plan=plan, step=step, positions=positions)
         return CohortSum(part.total, part.weighted.denominator, part.within, diagnostics=part.diagnostics)
 
     def close(self) -> None:
@@ -95,25 +95,25 @@ class PartialSum:
     total: Tensor
     weighted: WeightedSum
     within: float
-    diagnostics: Private | None
+    diagnostics: RoundDiagnostics | None
 
 
 def sum_part(
-    engine: Engine, server_P: Tensor, clients: Indices, *, plan: Plan, step: int, turns: Indices | None = None
+    engine: Engine, server_P: Tensor, clients: Indices, *, plan: Plan, step: int, positions: Indices | None = None
 ) -> PartialSum:
     """Train, clip and sum `clients`, as `engine` gives them back. A release keeps no diagnostics, not even here."""
-    diagnostics = None if plan.settings.mode is Mode.SECURE else Private(cohort=len(clients))
+    diagnostics = None if plan.settings.mode is Mode.SECURE else RoundDiagnostics(cohort=len(clients))
     within, total = 0.0, plan.new_total(device=server_P.device)
     weighted = WeightedSum(plan, total)
     # Only where there are any: an engine of somebody's own need not know of time lines.
-    told: dict[str, Any] = {} if turns is None else {"turns": turns.tolist()}
-    for trained in engine.train(server_P, clients.tolist(), step=step, **told):
+    given: dict[str, Any] = {} if positions is None else {"positions": positions.tolist()}
+    for trained in engine.train(server_P, clients.tolist(), step=step, **given):
         if isinstance(trained, Dropped):
             if diagnostics is not None:
                 diagnostics.dropped[trained.reason] += 1
             continue
         weight = weighted.weigh(trained.figures)
-        if isinstance(trained, Together):
+        if isinstance(trained, JointlyTrained):
             summed = trained.sum(weight)
             plan.add_unclipped(total, summed.sum_P)
             if diagnostics is not None:

@@ -3,7 +3,7 @@
     first     draws the cohort ──► order, model ─► own part ─┐
     others                     └─► order, model ─► own part ─┴► figures, then one sum ─► first: noise, ledger, server
 
-Users are dealt out by seconds of audio, so that all are done at about the same time. Only sums leave a process; noise
+Users are split by seconds of audio, so that all processes end at about the same time. Only sums leave a process; noise
 is added once, where the ledger is. On the grid of a secure run sums are exact, whoever adds them up in whatever order.
 """
 
@@ -15,22 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.base.processes import Processes, split_by_load
 from sottovoce.federated.cohort import CohortSum, PartialSum, sum_part
+from sottovoce.federated.diagnostics import RoundDiagnostics, merge_diagnostics
 from sottovoce.federated.engines.engine import Engine
-from sottovoce.federated.private import Private, whole_cohort
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
-from sottovoce.processes import Processes, deal
 
 
 @dataclass(frozen=True, eq=False)
 class RoundOrder:
-    """What the first process tells the others before a round; the server's model follows it."""
+    """What the first process sends the others before a round; the server's model follows it."""
 
     step: int
     cohort: Indices
     clip_bound: float
-    turns: Indices | None = None
+    positions: Indices | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class _Part:
     weight: float
     within: float
     interrupted: bool
-    diagnostics: Private | None
+    diagnostics: RoundDiagnostics | None
 
 
 class ClientsOverRanks:
@@ -54,10 +54,10 @@ class ClientsOverRanks:
         self._engine, self._processes, self._seconds = engine, processes, seconds
 
     def sum(
-        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, turns: Indices | None = None
+        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
     ) -> CohortSum:
-        order = self._processes.share(RoundOrder(step, cohort, plan.clip_bound, turns))
-        self._processes.spread(server_P)
+        order = self._processes.broadcast_object(RoundOrder(step, cohort, plan.clip_bound, positions))
+        self._processes.broadcast(server_P)
         part = self._own_part(server_P, order, plan=plan)
         parts = self._hand_over(part, interrupted=False)  # of itself the first one knows without
         heaviest = part.weighted.heaviest
@@ -68,7 +68,7 @@ class ClientsOverRanks:
             part.weighted.denominator,
             math.fsum(each.within for each in parts),  # half counts: exact
             interrupted=any(each.interrupted for each in parts),
-            diagnostics=whole_cohort(diagnostics) if diagnostics else None,
+            diagnostics=merge_diagnostics(diagnostics) if diagnostics else None,
         )
 
     def take_part(
@@ -78,7 +78,7 @@ class ClientsOverRanks:
 
         The model is taken over, in place, and the clip bound. `interrupted` is asked when the clients are trained.
         """
-        self._processes.spread(server_P)
+        self._processes.broadcast(server_P)
         if plan.settings.adaptive is not None:
             plan = plan.with_clip_bound(order.clip_bound)
         part = self._own_part(server_P, order, plan=plan)
@@ -88,9 +88,9 @@ class ClientsOverRanks:
         self._engine.close()
 
     def _own_part(self, server_P: Tensor, order: RoundOrder, *, plan: Plan) -> PartialSum:
-        own = deal(self._seconds[order.cohort], self._processes.world)[self._processes.rank]
-        turns = None if order.turns is None else order.turns[own]
-        return sum_part(self._engine, server_P, order.cohort[own], plan=plan, step=order.step, turns=turns)
+        own = split_by_load(self._seconds[order.cohort], self._processes.world)[self._processes.rank]
+        positions = None if order.positions is None else order.positions[own]
+        return sum_part(self._engine, server_P, order.cohort[own], plan=plan, step=order.step, positions=positions)
 
     def _hand_over(self, part: PartialSum, *, interrupted: bool) -> list[_Part]:
         """Add the sums of all up into the first process's; there, what each reports besides."""
@@ -104,8 +104,8 @@ class ClientsOverRanks:
         )
         parts = self._processes.gather(own)
         # Where weights are shares of the cohort, each sum is in units of its own heaviest client so far.
-        weighted.rescale(self._processes.largest(weighted.heaviest))
-        self._processes.add_up(part.total)
+        weighted.rescale(self._processes.all_reduce_max(weighted.heaviest))
+        self._processes.reduce(part.total)
         return parts
 
 

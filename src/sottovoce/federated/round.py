@@ -1,7 +1,7 @@
 """One round: Algorithm 1 of Pelikan et al. (2025), from the cohort to the server's next model.
 
-Here runs the line between private and public: a `CohortSum` and all that `Private` holds are by-products of users'
-data that no accountant has counted; what `Round` holds besides came after the noise.
+The line between private and public is here: a `CohortSum` and `RoundDiagnostics` are by-products of users' data that no
+accountant has counted; all else that `Round` holds came after the noise.
 
 Shapes: P flat length.
 """
@@ -12,15 +12,15 @@ from typing import Any
 
 from torch import Tensor
 
-from sottovoce.federated.cohort import Clients, as_sent
-from sottovoce.federated.private import Private
+from sottovoce.federated.client_stream import StreamPositions
+from sottovoce.federated.cohort import Clients, quantise_model
+from sottovoce.federated.diagnostics import RoundDiagnostics
 from sottovoce.federated.server import Server, ServerStep
-from sottovoce.federated.turns import Turns
 from sottovoce.flat.segments import layer_norms
-from sottovoce.privacy.correlated_noise import CorrelatedNoise
-from sottovoce.privacy.fingerprint import fingerprint
+from sottovoce.privacy.fingerprint import fingerprint_tensor
 from sottovoce.privacy.ledger import Ledger, cohort_commitment
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.round_noise import CorrelatedNoise
 
 # Runs after the server's step of round `step`: may move the model [P] in place, on data of no client, and returns
 # figures for the metrics, which are public.
@@ -33,19 +33,19 @@ OnRelease = Callable[[Tensor, int], None]
 class RoundState:
     """What rounds change. `plan` is the next round's: adaptive clipping moves its bound.
 
-    `turns` is where clients stand on their time lines. `correlated` is the run's noise, where the plan has a mechanism:
-    what attempts that were lost had of it is not used again. `digest` is the fingerprint of the server's parameters.
+    `positions` is where clients stand in their streams. `correlated` is the run's noise, where there is a mechanism:
+    rows that lost attempts used are not used again. `digest` is the fingerprint of the server's parameters.
     """
 
     server: Server
     plan: Plan
     ledger: Ledger
-    turns: Turns | None = None
+    positions: StreamPositions | None = None
     correlated: CorrelatedNoise | None = None
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.digest = fingerprint(self.server.parameters_P)
+        self.digest = fingerprint_tensor(self.server.parameters_P)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Round:
     noise_std: float
     figures: Mapping[str, float]
     interrupted: bool
-    private: Private | None
+    private: RoundDiagnostics | None
 
 
 def run_round(
@@ -78,34 +78,38 @@ def run_round(
     that too: whatever a cohort does to this process, another attempt, with another cohort, costs again.
 
     `after_step` comes after the noise and uses data of no client: it costs nothing, and nothing here checks its data.
-    With `model_bits` clients train from a rounded model (`as_sent`), and their updates move the server's own.
-    `on_release` is shown what the round releases, before the server uses it. Everybody in the cohort has had a turn
-    when this returns.
+    With `model_bits` clients train from a rounded model (`quantise_model`), and their updates move the server's own.
+    `on_release` is shown what the round releases, before the server uses it. Everybody in the cohort has moved on
+    in their stream when this returns.
     """
-    server, plan, ledger, turns = state.server, state.plan, state.ledger, state.turns
+    server, plan, ledger, positions = state.server, state.plan, state.ledger, state.positions
     if state.correlated is not None:
-        state.correlated.go_on(ledger.next_row(step))
-    among = None if turns is None else turns.among
+        state.correlated.advance_to(ledger.next_row(step))
+    among = None if positions is None else positions.among
+    # Algorithm 1: sample the cohort, and charge for the step before anybody trains.
     cohort = plan.sample(step, attempt=ledger.next_attempt(step), row=ledger.next_row(step), among=among)
     commitment = cohort_commitment(cohort, nonce=plan.cohort_nonce(step))
     charge = plan.charge(ledger, step=step, parameters=state.digest, cohort=commitment)
-    told: dict[str, Any] = {} if turns is None else {"turns": turns.of(cohort)}
-    summed = clients.sum(as_sent(server.parameters_P, model_bits), cohort, plan=plan, step=step, **told)
+    # Every client trains; updates are clipped and summed.
+    given: dict[str, Any] = {} if positions is None else {"positions": positions.of(cohort)}
+    summed = clients.sum(quantise_model(server.parameters_P, model_bits), cohort, plan=plan, step=step, **given)
     if summed.diagnostics is not None:
         summed.diagnostics.signal_H = layer_norms(summed.total, plan.clipper.layers)
         summed.diagnostics.denominator = summed.denominator
+    # Noise on the sum; from here on everything is public.
     noised_P = plan.add_noise(summed.total, charge, shares=summed.noise_shares, correlated=state.correlated)
     pseudo_gradient_P = noised_P.div_(summed.denominator)
     if on_release is not None:
         on_release(pseudo_gradient_P, step)
+    # The server's optimiser steps against the mean update.
     moved = server.step(pseudo_gradient_P, step=step)
     figures: dict[str, float] = {}
     for function in after_step:
         figures |= function(server.parameters_P, step)
     server.average()
-    if turns is not None:
-        turns.advance(cohort)
+    if positions is not None:
+        positions.advance(cohort)
     if plan.settings.adaptive is not None:
         state.plan = plan.adapt(summed.within, charge)
-    state.digest = fingerprint(server.parameters_P)
+    state.digest = fingerprint_tensor(server.parameters_P)
     return Round(moved, charge.epsilon, plan.noise_std_mean, figures, summed.interrupted, private=summed.diagnostics)

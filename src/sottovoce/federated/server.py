@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.optimisers import (
     Optimiser,

@@ -1,8 +1,8 @@
 """How much each client's update counts in the mean.
 
 Under differential privacy, and for equal weights, a client's ω is a function of its own data and a public cap, and the
-sum is divided by a public number: the plan's business, and so are weights from outside (`privacy.outside`). Without
-privacy, shares of the cohort are possible too:
+sum is divided by a public number: the plan computes it, also for weights by plug-ins. Without privacy, shares of the
+cohort are possible too:
 
     utterances, seconds    ω_k = n_k / Σ n            FedAvg (McMahan et al. 2017)
     loss                   ω = softmax(−loss)         Gao et al. 2022, Eq. 9
@@ -10,19 +10,30 @@ privacy, shares of the cohort are possible too:
     loss_released          ω ∝ exp(−loss)             their released code: of the last local epoch
     wer_released           ω ∝ exp(100 − WER in %)    their released code: on shared speech, at most 100 %
 
-The equations' WERs are shares, so their weights differ by e at most; the code's differ by e for each point, and nearly
-all of the weight is the best client's.
+The equations' WERs are shares, so their weights differ by e at most; the code's differ by e for each point: the best
+client has nearly all of the weight.
 
 All of these are exp(score) divided by its sum over the cohort, so they can be summed client by client: the sum is kept
-in units of the heaviest client so far, and scaled down whenever a heavier one comes.
+in units of the heaviest client so far, and scaled down whenever a heavier one comes. Losses and WERs are measured only
+where the weighting needs them.
+
+Shapes: L local steps.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from sottovoce.base.errors import InputError
+from sottovoce.data.population import Client
+from sottovoce.evaluation.error_rates import compute_wer
+from sottovoce.evaluation.recognise import recognise_utterances
+from sottovoce.federated.client import ClientContext
+from sottovoce.models.family import Parameters
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Weighting
 
@@ -96,3 +107,40 @@ class WeightedSum:
     def denominator(self) -> float:
         """What the sum is divided by: public, but where weights are shares of the cohort."""
         return (self.weight or 1.0) if self._shares else self._plan.denominator
+
+
+def measured_loss(losses_L: Tensor, context: ClientContext) -> float | None:
+    """The mean loss of a client's local steps, or of those of its last local epoch. Reading it waits for the device."""
+    match context.weighting:
+        case Weighting.LOSS:  # Gao et al., Eq. 9
+            return float(losses_L.mean())
+        case Weighting.LOSS_RELEASED:
+            return float(last_epoch(losses_L, context).mean())
+        case _:
+            return None
+
+
+def last_epoch(losses_L: Tensor, context: ClientContext) -> Tensor:
+    """Those of the last pass over a client's speech: all passes have as many batches, since their shapes are fixed."""
+    epochs = context.local.local_epochs
+    assert epochs is not None, "the recipe's check refuses this weighting without local epochs"
+    return losses_L[-(len(losses_L) // epochs) :]
+
+
+def measured_wer(
+    parameters: Parameters, client: Client, context: ClientContext, *, device: torch.device
+) -> float | None:
+    """WER of a locally trained model on the client's held-out utterances (Gao et al., Eq. 10), or on shared ones."""
+    if context.weighting is Weighting.WER:
+        store, rows = context.store, client.held_out
+        if not len(rows):
+            raise InputError(f"client {client.id} has no held-out utterances to be weighted by")
+        texts: Sequence[str] = [store.utterance(row).text or "" for row in rows.tolist()]
+    elif context.weighting is Weighting.WER_RELEASED:
+        assert context.shared_dev is not None, "weighting=wer_released without shared speech"
+        store, rows, texts = context.shared_dev.store, context.shared_dev.rows, context.shared_dev.texts
+    else:
+        return None
+    whole = context.frozen.with_trained(parameters)
+    recogniser = Recogniser(context.family, context.model, context.tokens, whole, store.language)
+    return compute_wer(texts, recognise_utterances(recogniser, store, rows, device=device))

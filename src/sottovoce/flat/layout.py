@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError, promise
+from sottovoce.base.errors import InputError, check_invariant
 
 # Every tensor starts on a multiple of 32 elements, so that a GPU reads it in full 128-byte lines. The few elements
 # in between are padding: always zero, never part of a norm, never noised.
@@ -41,7 +41,7 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        promise(len(self.names) == len(self.shapes), f"{len(self.names)} names for {len(self.shapes)} shapes")
+        check_invariant(len(self.names) == len(self.shapes), f"{len(self.names)} names for {len(self.shapes)} shapes")
         if len(set(self.names)) != len(self.names):
             raise InputError(f"parameter names={self.names}: expected each name once")
         if self.dimension == 0:
@@ -109,7 +109,9 @@ class Layout:
                 flat.narrow(-1, start + size, padded - size).zero_()
 
     def check(self, flat: Tensor) -> None:
-        promise(flat.shape[-1] == self.flat_size, f"shape={tuple(flat.shape)}: expected [..., {self.flat_size}]")
+        check_invariant(
+            flat.shape[-1] == self.flat_size, f"shape={tuple(flat.shape)}: expected [..., {self.flat_size}]"
+        )
 
 
 @dataclass(frozen=True)

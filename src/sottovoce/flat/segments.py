@@ -28,7 +28,7 @@ def layer_norms(update: Tensor, layers: Layers) -> Tensor:
         return update.new_zeros(0, len(layers.names), dtype=torch.float64)
     kernels = _kernels(update)
     if kernels is not None:
-        return kernels.layer_norms(update, layers)  # type: ignore[no-any-return]
+        return kernels.layer_norms_on_gpu(update, layers)  # type: ignore[no-any-return]
     if update.dim() == 2:  # user by user: fast on a CPU, and nobody's bits depend on who else is in the stack
         return torch.stack([layer_norms(row, layers) for row in update])
     parts = layers.layout.parts(update)
@@ -48,7 +48,7 @@ def add_scaled(total: Tensor, update: Tensor, scales: Tensor, layers: Layers, *,
     layers.layout.check(total)
     kernels = _kernels(update)
     if kernels is not None:
-        kernels.add_scaled(total, update, scales, layers, grid=grid)
+        kernels.add_scaled_on_gpu(total, update, scales, layers, grid=grid)
         return
     if update.dim() == 2:
         for row, its_scales in zip(update, scales, strict=True):

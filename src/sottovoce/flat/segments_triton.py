@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sottovoce.errors import promise
+from sottovoce.base.errors import check_invariant
 from sottovoce.flat.layout import ALIGNMENT, Layers
 from sottovoce.flat.triton import tl, triton
 
@@ -62,7 +62,7 @@ def _grid_on(device: torch.device, grid: float) -> Tensor:
     return torch.tensor([grid, 1.0 / grid], dtype=torch.float64, device=device)
 
 
-def layer_norms(update: Tensor, layers: Layers, *, chunk: int = CHUNK, warps: int = WARPS) -> Tensor:
+def layer_norms_on_gpu(update: Tensor, layers: Layers, *, chunk: int = CHUNK, warps: int = WARPS) -> Tensor:
     """See `segments.layer_norms`. Partial sums have fixed places, so the result is the same bits every time."""
     rows = _rows(update, layers)
     table = chunk_table(layers, update.device, chunk)
@@ -76,7 +76,7 @@ def layer_norms(update: Tensor, layers: Layers, *, chunk: int = CHUNK, warps: in
     return sums.sum(-1).sqrt_().view(*update.shape[:-1], count)
 
 
-def add_scaled(
+def add_scaled_on_gpu(
     total: Tensor,
     update: Tensor,
     scales: Tensor,
@@ -87,7 +87,9 @@ def add_scaled(
     warps: int = WARPS,
 ) -> None:
     """See `segments.add_scaled`. Clients are added in their order, so stacked and one by one give the same bits."""
-    promise(total.dim() == 1 and total.is_contiguous(), f"total is {tuple(total.shape)}: expected [P] without gaps")
+    check_invariant(
+        total.dim() == 1 and total.is_contiguous(), f"total is {tuple(total.shape)}: expected [P] without gaps"
+    )
     rows = _rows(update, layers)
     table = chunk_table(layers, update.device, chunk)
     scales = scales.expand(*update.shape[:-1], len(layers.names)).contiguous()

@@ -3,14 +3,12 @@
     memory ─► start ─► state ─┬─► step ─► log-probabilities of every next token, attention
                               └── the best continuations ◄──┘       until nothing can become better
 
-One output, number 0, begins and ends every text (and is CTC's blank). A hypothesis scores, for each of its tokens,
+Output 0 begins and ends every text (and is CTC's blank). A hypothesis scores, for each of its tokens,
 
     (1 − ctc_weight) · log p(token | attention, temperature) + ctc_weight · log p(token | CTC prefix)
 
-divided by their number where scores are normalised. Its first slot follows the best token of every step whatever comes
-of it, so that no search ends with less than greedy search (width 1) under the same settings has.
-
-The device decides what is best and what is over; the host asks every few steps whether anybody still speaks.
+divided by their number where scores are normalised. The first slot follows the best token of every step, so that no
+search ends with less than greedy search (width 1) under the same settings.
 
 Shapes: U utterances, K hypotheses of each (slots), B = U·K rows, T frames, D features, V outputs, N results, S steps.
 """
@@ -24,15 +22,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models import ctc_prefix
-from sottovoce.models.decoding import Hypothesis
+from sottovoce.models.decoding import MOST_WIDTH, Hypothesis
 
 END = 0
 # A jump of the attention costs so much: more than any text does, yet not so much that float32 forgets the rest.
 JUMP_COST = 1e4
-# Nobody says so many tokens in one frame: an attention that does has stopped listening.
-STUCK_TOKENS = 4
 # Steps between two questions of the host, which would make a GPU wait for each.
 STEPS_A_QUESTION = {"cuda": 8}
 
@@ -42,20 +38,19 @@ class AttentionDecoder:
     """A decoder as two functions, its parameters and settings filled in.
 
     `start(memory_BTD, lengths_B)` gives the state before the first token: a NamedTuple of tensors with a row each.
-    `step(memory_BTD, lengths_B, tokens_B, state)` gives log-probabilities [B, V], the next state, and where it attended
-    to, [B, T]. A tensor of the state that a step hands on as the same object is its utterance's (projected keys, say).
-    Lengths are on the device.
+    `step(memory_BTD, lengths_B, tokens_B, state)` gives log-probabilities [B, V], the next state, and its attention [B,
+    T]. A tensor of the state that a step returns as the same object is its utterance's (projected keys, say).
     """
 
     start: Callable[[Tensor, Tensor], Any]
     step: Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any, Tensor]]
 
 
-MOST_WIDTH, MOST_FRAMES = 10_000, 1_000_000
+MOST_FRAMES = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class SearchOptions:
     """How to search; by default as Gao et al. (2022) released it, on SpeechBrain's defaults.
 
     Args:
@@ -102,33 +97,21 @@ class Search:
                 raise InputError(f"attention search: {name}={getattr(self, name)}, expected {what}")
 
 
-GREEDY = Search(width=1, temperature=1.0, end_threshold=None, longest_shift=None)
+GREEDY = SearchOptions(width=1, temperature=1.0, end_threshold=None, longest_shift=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Found(Hypothesis):
-    """A hypothesis whose `frames` are where the attention was at each token; `ended` unless it was cut off."""
-
-    ended: bool
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether the attention has stopped listening: the text never ended, or all of it is heard in one frame."""
-        return not self.ended or (len(self.frames) >= STUCK_TOKENS and len(set(self.frames)) == 1)
-
-
-def search(
+def search_attention(
     decoder: AttentionDecoder,
     memory_UTD: Tensor,
     lengths_U: Tensor,
     *,
     ctc_log_probs_UTV: Tensor | None = None,
-    how: Search = GREEDY,
-) -> list[list[Found]]:
+    how: SearchOptions = GREEDY,
+) -> list[list[Hypothesis]]:
     """The best texts of each utterance, the best first; nothing is said without a frame. `lengths_U` is on the host."""
     if how.ctc_weight and ctc_log_probs_UTV is None:
         raise InputError(f"attention search: ctc_weight={how.ctc_weight} needs a model with CTC log-probabilities")
-    silent = [Found([], [], 0.0, ended=True)]
+    silent = [Hypothesis([], [], 0.0)]
     spoken = lengths_U.nonzero().flatten()
     if not len(spoken):
         return [silent for _ in lengths_U]
@@ -142,42 +125,51 @@ def search(
         _run(decoder, beams, memory_UTD, ctc_log_probs_UTV if how.ctc_weight else None, how=wide)
         found = iter(beams.results())
     every = [next(found) if length else silent for length in lengths_U.tolist()]
-    return every if how.language_model is None else [ranked(texts, how) for texts in every]
+    return every if how.language_model is None else [rank_by_language_model(texts, how) for texts in every]
 
 
 def _run(
-    decoder: AttentionDecoder, beams: "_Beams", memory_UTD: Tensor, ctc_log_probs_UTV: Tensor | None, *, how: Search
+    decoder: AttentionDecoder,
+    beams: "_Beams",
+    memory_UTD: Tensor,
+    ctc_log_probs_UTV: Tensor | None,
+    *,
+    how: SearchOptions,
 ) -> None:
     """Steps until every utterance is over."""
     width = how.width
     memory_BTD = memory_UTD.repeat_interleave(width, dim=0)
     lengths_B = beams.lengths_U.repeat_interleave(width)
     state = decoder.start(memory_BTD, lengths_B)
-    ctc = None if ctc_log_probs_UTV is None else ctc_prefix.begin(ctc_log_probs_UTV, beams.lengths_U, prefixes=width)
+    ctc = (
+        None
+        if ctc_log_probs_UTV is None
+        else ctc_prefix.begin_prefixes(ctc_log_probs_UTV, beams.lengths_U, prefixes=width)
+    )
     steps_a_question = STEPS_A_QUESTION.get(memory_UTD.device.type, 1)
     for step in range(beams.steps):
         log_probs_BV, after, attention_BT = decoder.step(memory_BTD, lengths_B, beams.tokens_UK.flatten(), state)
-        following_UKV = None if ctc is None else ctc_prefix.following(*ctc)
+        following_UKV = None if ctc is None else ctc_prefix.score_following(*ctc)
         log_probs_UKV = log_probs_BV.float().view(-1, width, log_probs_BV.shape[-1])
         peaks_UK = attention_BT.argmax(dim=-1).view(-1, width)
         beams.advance(step, _weighted(log_probs_UKV, following_UKV, how=how), peaks_UK)
         state = _gathered(state, after, beams.parent_rows())
         if ctc is not None and following_UKV is not None:
-            ctc = ctc[0], ctc_prefix.extend(*ctc, following_UKV, beams.parents_UK, beams.tokens_UK)
+            ctc = ctc[0], ctc_prefix.extend_prefixes(*ctc, following_UKV, beams.parents_UK, beams.tokens_UK)
         if (step + 1) % steps_a_question:
             continue
-        speaking = beams.speaking()
-        if not len(speaking):
+        unfinished = beams.unfinished()
+        if not len(unfinished):
             return
-        if len(speaking) <= 0.75 * len(beams.scores_UK):  # not for every one: each time all is copied
-            beams.keep(speaking)
-            rows = (speaking[:, None] * width + torch.arange(width, device=speaking.device)).flatten()
+        if len(unfinished) <= 0.75 * len(beams.scores_UK):  # not for every one: each time all is copied
+            beams.keep(unfinished)
+            rows = (unfinished[:, None] * width + torch.arange(width, device=unfinished.device)).flatten()
             memory_BTD, lengths_B = memory_BTD[rows], lengths_B[rows]
             state = type(state)(*(tensor[rows] for tensor in state))
-            ctc = None if ctc is None else (ctc[0].take(speaking), ctc[1].take(speaking))
+            ctc = None if ctc is None else (ctc[0].take(unfinished), ctc[1].take(unfinished))
 
 
-def _weighted(log_probs_UKV: Tensor, following_UKV: Tensor | None, *, how: Search) -> Tensor:
+def _weighted(log_probs_UKV: Tensor, following_UKV: Tensor | None, *, how: SearchOptions) -> Tensor:
     """What every next token adds to a score; minus infinity for an end that may not be."""
     if how.temperature != 1:
         log_probs_UKV = (log_probs_UKV / how.temperature).log_softmax(dim=-1)
@@ -199,12 +191,12 @@ def _gathered(before: Any, after: Any, rows_B: Tensor) -> Any:
 
 
 class _Beams:
-    """The hypotheses of all utterances that are still spoken, and the best ended ones of all.
+    """The hypotheses of all unfinished utterances, and the best ended ones of all.
 
-    A hypothesis is a slot of a step and, through the parents that each step notes down, the tokens that lead to it.
+    A hypothesis is a slot of a step and, through the parents noted at each step, the tokens that lead to it.
     """
 
-    def __init__(self, memory_UTD: Tensor, lengths_U: Tensor, *, how: Search) -> None:
+    def __init__(self, memory_UTD: Tensor, lengths_U: Tensor, *, how: SearchOptions) -> None:
         device, utterances, width = memory_UTD.device, len(lengths_U), how.width
         self.how = how
         longest_U = (lengths_U * how.longest).long().clamp(min=1)
@@ -267,11 +259,7 @@ class _Beams:
         self.places_UN.index_copy_(0, self.names_U, places_UN)
 
     def _decided(self) -> Tensor:
-        """Whether nothing more is worth waiting for, [U].
-
-        Scores only fall. So none that still goes on can end above what it has now, divided by the greatest length; and
-        when as many texts as there are slots have ended, the first slot's among them, that is enough.
-        """
+        """Whether no better text can follow, [U]: scores only fall, and enough texts have ended."""
         going_on_UK = self.scores_UK.masked_fill(self.tokens_UK == END, -torch.inf)
         hope_U = going_on_UK.amax(dim=1)
         hope_U = hope_U / self.longest_U if self.how.normalised else hope_U
@@ -282,7 +270,7 @@ class _Beams:
         utterances, width = self.parents_UK.shape
         return (self.parents_UK + width * torch.arange(utterances, device=self.parents_UK.device)[:, None]).flatten()
 
-    def speaking(self) -> Tensor:
+    def unfinished(self) -> Tensor:
         """The utterances that are not over; the host waits here for the device."""
         return (self.scores_UK > -torch.inf).any(dim=1).nonzero().flatten()
 
@@ -293,7 +281,7 @@ class _Beams:
         for name in ("scores_UK", "peaks_UK", "tokens_UK", "parents_UK"):
             setattr(self, name, getattr(self, name)[utterances])
 
-    def results(self) -> list[list[Found]]:
+    def results(self) -> list[list[Hypothesis]]:
         """The best hypotheses of every utterance, read from their ends to their beginnings; on the host."""
         history_S3UK = self.history_S3UK.cpu().numpy()
         scores_UN, places_UN = self.best_UN.cpu().numpy(), self.places_UN.cpu().numpy()
@@ -306,7 +294,7 @@ class _Beams:
             slots_UN = np.where(step <= steps_UN, parents_UK[rows_U1, slots_UN], slots_UN)
         return [
             [
-                _found(read_SUN2[: steps_UN[u, n] + 1, u, n], float(scores_UN[u, n]))
+                _hypothesis(read_SUN2[: steps_UN[u, n] + 1, u, n], float(scores_UN[u, n]))
                 for n in range(scores_UN.shape[1])
                 if n == 0 or scores_UN[u, n] > -np.inf
             ]
@@ -314,17 +302,17 @@ class _Beams:
         ]
 
 
-def _found(read_S2: NDArray[np.int64], score: float) -> Found:
+def _hypothesis(read_S2: NDArray[np.int64], score: float) -> Hypothesis:
     """A hypothesis of the tokens and frames of its steps."""
     if score == -np.inf:  # a decoder that gives no numbers
-        return Found([], [], score, ended=False)
+        return Hypothesis([], [], score, ended=False)
     ended = bool(read_S2[-1, 0] == END)
     tokens, frames = read_S2[: len(read_S2) - ended].T.tolist() if len(read_S2) > ended else ([], [])
-    return Found(tokens, frames, score, ended)
+    return Hypothesis(tokens, frames, score, ended)
 
 
-def ranked(texts: list[Found], how: Search) -> list[Found]:
-    """The best texts, once the language model has been heard too."""
+def rank_by_language_model(texts: list[Hypothesis], how: SearchOptions) -> list[Hypothesis]:
+    """The best texts by their own scores and the language model's."""
     assert how.language_model is not None
     scored = []
     for found in texts:

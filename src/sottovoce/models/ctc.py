@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.flat.kernels import triton_kernels
 
 # Token sets number their tokens from 1, so that the model's output 0 is free for it.
@@ -33,19 +33,27 @@ def required_frames(tokens: Sequence[int]) -> int:
     return len(tokens) + sum(a == b for a, b in pairwise(tokens))
 
 
-def fits(lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
+def text_obstacle(tokens: Sequence[int], *, frames: int) -> str | None:
+    """Why no loss can be computed for `tokens` in so many `frames`; None where one can."""
+    return "text too long for its audio" if required_frames(tokens) > frames else None
+
+
+def log_softmax(scores: Tensor) -> Tensor:
+    """Log-probabilities over the last axis, in float32 at least."""
+    return scores.log_softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+
+
+def has_alignment(lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
     """Which utterances have a text and frames enough for it (`required_frames`, batched, on any one device)."""
     places_U = torch.arange(1, tokens_BU.shape[1], device=tokens_BU.device)
     repeats_BU = (tokens_BU[:, 1:] == tokens_BU[:, :-1]) & (places_U < token_lengths_B[:, None])
     return (token_lengths_B > 0) & (token_lengths_B + repeats_BU.sum(dim=1) <= lengths_B)
 
 
-def losses(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
+def ctc_losses(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
     """-log p(text | speech) of each utterance, summed over its alignments, not divided by any length: [B].
 
-    An utterance that has no alignment at all costs nothing and pulls at nothing: zero loss, zero gradient. Whoever
-    builds the batches leaves such utterances out and counts them; here they are only kept from spoiling the others.
-
+    An utterance without an alignment has zero loss and zero gradient; who builds batches leaves it out and counts it.
     On a CUDA device with Triton the gradient is the same bits every time, and nothing waits for the device.
     """
     kernels = _kernels(log_probs_BTV, tokens_BU)
@@ -62,24 +70,26 @@ def losses(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_le
     )
 
 
-def loss(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
-    """The mean of `losses` over the utterances that have a text and frames enough for it; 0 where none has.
+def mean_ctc_loss(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
+    """The mean of `ctc_losses` over the utterances that have an alignment (the paper's normalisation); 0 where none
+    has.
 
-    The paper's normalisation: an utterance counts once, however long. With both lengths on the host nothing here
-    waits for the device.
+    With both lengths on the host nothing here waits for the device.
     """
     counted_B, losses_B = _counted_losses(log_probs_BTV, lengths_B, tokens_BU, token_lengths_B)
     return torch.where(counted_B, losses_B, 0).sum() / counted_B.sum().clamp(min=1)
 
 
-def loss_by_token(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
-    """`loss` with each utterance's own divided by its tokens: what torch calls its mean."""
+def mean_ctc_loss_by_token(
+    log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor
+) -> Tensor:
+    """`mean_ctc_loss` with each utterance's own divided by its tokens: what torch calls its mean."""
     counted_B, losses_B = _counted_losses(log_probs_BTV, lengths_B, tokens_BU, token_lengths_B)
     tokens_B = token_lengths_B.to(losses_B.device, non_blocking=True).clamp(min=1)
     return torch.where(counted_B, losses_B / tokens_B, 0).sum() / counted_B.sum().clamp(min=1)
 
 
-def loss_by_row(
+def mean_ctc_losses_by_client(
     log_probs_BTV: Tensor,
     lengths_B: Tensor,
     tokens_BU: Tensor,
@@ -89,28 +99,22 @@ def loss_by_row(
     rows: int,
     by_token: bool = False,
 ) -> Tensor:
-    """`loss` of each of N rows, [N], where utterance i belongs to row `rows_U[i]`. No row's loss touches another's.
+    """`mean_ctc_loss` of each of N rows, [N], where utterance i belongs to row `rows_U[i]`.
 
-    `by_token`: the same of `loss_by_token`.
+    `by_token`: the same of `mean_ctc_loss_by_token`.
     """
     counted_B, losses_B = _counted_losses(log_probs_BTV, lengths_B, tokens_BU, token_lengths_B)
     if by_token:
         losses_B = losses_B / token_lengths_B.to(losses_B.device, non_blocking=True).clamp(min=1)
-    places = _places(rows_U, rows)
+    places: list[list[int]] = [[] for _ in range(rows)]  # the utterances of each row
+    for utterance, row in enumerate(rows_U):
+        places[row].append(utterance)
     widest = max(map(len, places))
     index_NW = torch.tensor([[*own, *[-1] * (widest - len(own))] for own in places], dtype=torch.int64)
     index_NW = index_NW.view(rows, widest).to(losses_B.device, non_blocking=True)
     there_NW = (index_NW >= 0) & counted_B[index_NW.clamp(min=0)]
     sums_N = torch.where(there_NW, losses_B[index_NW.clamp(min=0)], 0).sum(dim=1)
     return sums_N / there_NW.sum(dim=1).clamp(min=1)
-
-
-def _places(rows_U: Sequence[int], rows: int) -> list[list[int]]:
-    """The utterances of each row."""
-    places: list[list[int]] = [[] for _ in range(rows)]
-    for utterance, row in enumerate(rows_U):
-        places[row].append(utterance)
-    return places
 
 
 def _counted_losses(
@@ -120,17 +124,17 @@ def _counted_losses(
     texts = (lengths_B, tokens_BU, token_lengths_B)
     on_device = [tensor.to(log_probs_BTV.device, non_blocking=True) for tensor in texts]
     # Torch's own loss wants the lengths where they are.
-    losses_B = losses(log_probs_BTV, *(on_device if _kernels(log_probs_BTV, tokens_BU) is not None else texts))
-    return fits(*on_device), losses_B
+    losses_B = ctc_losses(log_probs_BTV, *(on_device if _kernels(log_probs_BTV, tokens_BU) is not None else texts))
+    return has_alignment(*on_device), losses_B
 
 
 def _kernels(log_probs_BTV: Tensor, tokens_BU: Tensor) -> ModuleType | None:
     kernels = triton_kernels("sottovoce.models.ctc_triton") if log_probs_BTV.is_cuda else None
-    return kernels if kernels is not None and kernels.takes(log_probs_BTV, tokens_BU) else None
+    return kernels if kernels is not None and kernels.takes_batch(log_probs_BTV, tokens_BU) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenSpan:
     """Frames [start, end) in which the best alignment emits one token of the text."""
 
     token: int
@@ -138,12 +142,12 @@ class Span:
     end: int
 
 
-def align(log_probs_TV: Tensor, tokens: Sequence[int]) -> list[Span]:
+def align_tokens(log_probs_TV: Tensor, tokens: Sequence[int]) -> list[TokenSpan]:
     """The most probable alignment of one utterance with its text, as one span per token (Viterbi).
 
     >>> log_probs = torch.log(torch.tensor([[0.1, 0.9], [0.2, 0.8], [0.7, 0.3]]))
-    >>> align(log_probs, [1])
-    [Span(token=1, start=0, end=2)]
+    >>> align_tokens(log_probs, [1])
+    [TokenSpan(token=1, start=0, end=2)]
     """
     frames = len(log_probs_TV)
     if (needed := required_frames(tokens)) > frames:
@@ -155,7 +159,7 @@ def align(log_probs_TV: Tensor, tokens: Sequence[int]) -> list[Span]:
     path_T = _best_path(log_probs_TV[:, torch.as_tensor(states_S)].double().cpu().numpy(), states_S)
     token_states = 2 * np.arange(len(tokens)) + 1
     starts, ends = np.searchsorted(path_T, token_states), np.searchsorted(path_T, token_states, side="right")
-    return [Span(int(t), int(s), int(e)) for t, s, e in zip(tokens, starts, ends, strict=True)]
+    return [TokenSpan(int(t), int(s), int(e)) for t, s, e in zip(tokens, starts, ends, strict=True)]
 
 
 def _best_path(scores_TS: NDArray[np.float64], states_S: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -181,7 +185,7 @@ def _best_path(scores_TS: NDArray[np.float64], states_S: NDArray[np.int64]) -> N
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class AlignedWord:
     """A word and the frames [start, end) in which its tokens are spoken."""
 
     text: str
@@ -189,15 +193,16 @@ class Word:
     end: int
 
 
-def words(spans: Sequence[Span], pieces: Sequence[str]) -> list[Word]:
+def join_words(spans: Sequence[TokenSpan], pieces: Sequence[str]) -> list[AlignedWord]:
     """Join aligned tokens to words. `pieces[i]` is the text of output i; one that begins with a space opens a word.
 
     That covers characters, where the space is a token of its own, and sentence pieces, where it is a prefix.
 
-    >>> words([Span(1, 0, 2), Span(2, 4, 5), Span(3, 6, 7), Span(2, 8, 9)], ["", "a", "b", " "])
-    [Word(text='ab', start=0, end=5), Word(text='b', start=8, end=9)]
+    >>> spans = [TokenSpan(1, 0, 2), TokenSpan(2, 4, 5), TokenSpan(3, 6, 7), TokenSpan(2, 8, 9)]
+    >>> join_words(spans, ["", "a", "b", " "])
+    [AlignedWord(text='ab', start=0, end=5), AlignedWord(text='b', start=8, end=9)]
     """
-    found: list[Word] = []
+    found: list[AlignedWord] = []
     opens = True
     for span in spans:
         piece = pieces[span.token]
@@ -205,8 +210,8 @@ def words(spans: Sequence[Span], pieces: Sequence[str]) -> list[Word]:
         if not (text := piece.removeprefix(" ")):
             continue
         if opens:
-            found.append(Word(text, span.start, span.end))
+            found.append(AlignedWord(text, span.start, span.end))
         else:
-            found[-1] = Word(found[-1].text + text, found[-1].start, span.end)
+            found[-1] = AlignedWord(found[-1].text + text, found[-1].start, span.end)
         opens = False
     return found

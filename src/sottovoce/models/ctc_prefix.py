@@ -1,18 +1,16 @@
-"""CTC prefix scores (Watanabe et al. 2017): how probable it is that what was said begins with these tokens.
+"""CTC prefix scores (Watanabe et al. 2017): how probable it is that the text begins with these tokens.
 
     p(h …) = p(h, and nothing more) + Σ_c p(h c …)
 
-So what may follow a prefix, one token more or the end, is a distribution like the decoder's own, over the same outputs:
-number 0, the blank, cannot follow in a text and stands for the end.
-
-For every frame a prefix carries the log-probability of all alignments up to there that spell it, those that end in its
-last token apart from those that end in a blank. The classic recursion over frames is linear, and so a cumulative sum
-(of probabilities, in logarithms); scores of all tokens at once are a matrix product. Nothing here loops over anything.
+What may follow a prefix, one token more or the end, is a distribution over the same outputs as the decoder's; output 0,
+the blank, stands for the end. For every frame a prefix carries the log-probability of all alignments up to there that
+spell it, those that end in its last token apart from those that end in a blank. The recursion over frames is linear,
+and so a cumulative sum in logarithms; scores of all tokens at once are a matrix product.
 
 Shapes: U utterances, K prefixes of each, T frames, T+1 with the moment before the first, V outputs (the blank first).
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +22,7 @@ from sottovoce.models.ctc import BLANK
 IMPOSSIBLE = -1e3
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Frames:
+class Frames(NamedTuple):
     """What CTC says of each frame, in float64; behind an utterance's end (`over`), a certain blank."""
 
     log_probs_UTV: Tensor
@@ -33,11 +30,10 @@ class Frames:
     over_UT: Tensor
 
     def take(self, utterances: Tensor) -> "Frames":
-        return Frames(self.log_probs_UTV[utterances], self.probs_UTV[utterances], self.over_UT[utterances])
+        return Frames(*(tensor[utterances] for tensor in self))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prefixes:
+class Prefixes(NamedTuple):
     """Texts that have begun: alignments that end in their last token or in a blank, by frame, and that last token."""
 
     in_token_UKT: Tensor  # both of these with T+1 moments
@@ -46,15 +42,10 @@ class Prefixes:
     last_UK: Tensor  # the blank before the first token
 
     def take(self, utterances: Tensor) -> "Prefixes":
-        return Prefixes(
-            self.in_token_UKT[utterances],
-            self.in_blank_UKT[utterances],
-            self.scores_UK[utterances],
-            self.last_UK[utterances],
-        )
+        return Prefixes(*(tensor[utterances] for tensor in self))
 
 
-def begin(log_probs_UTV: Tensor, lengths_U: Tensor, *, prefixes: int) -> tuple[Frames, Prefixes]:
+def begin_prefixes(log_probs_UTV: Tensor, lengths_U: Tensor, *, prefixes: int) -> tuple[Frames, Prefixes]:
     """Frames of utterances, and as many empty prefixes of each."""
     utterances, frames, _ = log_probs_UTV.shape
     log_probs_UTV = log_probs_UTV.double().clamp(min=IMPOSSIBLE)
@@ -69,7 +60,7 @@ def begin(log_probs_UTV: Tensor, lengths_U: Tensor, *, prefixes: int) -> tuple[F
     )
 
 
-def following(frames: Frames, prefixes: Prefixes) -> Tensor:
+def score_following(frames: Frames, prefixes: Prefixes) -> Tensor:
     """log p(c … | h …) of every next token c, and of the end in the blank's place: [U, K, V], at least `IMPOSSIBLE`.
 
     A token's alignments begin in a frame right after those of the prefix; an equal token needs a blank between.
@@ -79,7 +70,7 @@ def following(frames: Frames, prefixes: Prefixes) -> Tensor:
     sums_UKV = (before_UKT - highest_UK1).exp() @ frames.probs_UTV
     scores_UKV = sums_UKV.log() + highest_UK1
     last_UKT = _spoken(frames, prefixes.last_UK)
-    # Nothing is said behind the end, not even what is merely impossible: a score must not hang on padding.
+    # Nothing follows behind the end, not even impossible tokens: a score must not depend on padding.
     repeated_UKT = (prefixes.in_blank_UKT[..., :-1] + last_UKT).masked_fill(frames.over_UT[:, None], -torch.inf)
     repeated_UK = repeated_UKT.logsumexp(dim=-1)
     scores_UKV.scatter_(-1, prefixes.last_UK[..., None], repeated_UK[..., None])
@@ -88,7 +79,7 @@ def following(frames: Frames, prefixes: Prefixes) -> Tensor:
     return (scores_UKV - prefixes.scores_UK[..., None]).nan_to_num(nan=IMPOSSIBLE).clamp(IMPOSSIBLE, 0.0)
 
 
-def extend(
+def extend_prefixes(
     frames: Frames, prefixes: Prefixes, following_UKV: Tensor, parents_UK: Tensor, tokens_UK: Tensor
 ) -> Prefixes:
     """Prefix `parents_UK` of each utterance with one token more; what ends (with the blank) may become anything."""

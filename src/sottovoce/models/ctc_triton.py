@@ -1,9 +1,8 @@
-"""The loss of `ctc` as Triton kernels: the same bits on every call, and nothing that waits for the host.
+"""Triton kernels of the loss in `ctc`: the same bits on every call, no waiting for the host.
 
-The states of the alignment graph are blank 0, token 0, blank 1, … token U-1, blank U. Kept as two rows, blanks and
-tokens, they need one neighbour only: each place looks at the token of the place before. One program walks an utterance
-from its first frame, another from its last, with the text reversed: the same graph, so the same code. Where the two
-meet, at any frame, their product is the probability of all alignments through a state.
+The states of the alignment graph are kept as two rows, blanks and tokens, so that each place needs one neighbour only.
+One program walks an utterance from its first frame, another from its last with the text reversed: the same graph, so
+the same code. Where the two meet, their product is the probability of all alignments through a state.
 
 Shapes: B utterances, T frames, U tokens of a text, V outputs (the blank, then the tokens), W = U+1 places.
 """
@@ -29,19 +28,17 @@ RESCALE = 8
 _SIZES = ("batch_stride", "frame_stride", "output_stride", "walk_stride", "frames", "outputs", "width")
 
 
-def takes(log_probs_BTV: Tensor, tokens_BU: Tensor) -> bool:
+def takes_batch(log_probs_BTV: Tensor, tokens_BU: Tensor) -> bool:
     """Whether this batch is one for the kernels; any other is torch's."""
     return log_probs_BTV.dtype == torch.float32 and log_probs_BTV.numel() > 0 and tokens_BU.shape[1] < MOST_PLACES
 
 
 def losses(log_probs_BTV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
-    """See `ctc.losses`. Lengths and tokens may be on the host: their copies are queued, not waited for.
+    """See `ctc.ctc_losses`. Lengths and tokens may be on the host: their copies are not waited for.
 
-    The gradient is the derivative by the log-probabilities themselves, minus the share of the alignments that read an
-    output at a frame; torch's own adds the softmax to it. By the logits, through log_softmax, both are the same.
-
-    What cannot be checked without waiting is NaN: an utterance with more frames or tokens than the batch has, or with
-    a token that is no output.
+    The gradient is by the log-probabilities themselves, where torch's adds the softmax; through log_softmax both are
+    equal. What cannot be checked without waiting is NaN: more frames or tokens than the batch has, or a token that is
+    no output.
     """
     texts = (lengths_B, tokens_BU, token_lengths_B)
     on_device = [tensor.to(log_probs_BTV.device, non_blocking=True).contiguous() for tensor in texts]

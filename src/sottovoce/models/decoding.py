@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.errors import InputError
-from sottovoce.files import read_file
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_file
+from sottovoce.data.text.tokens import WORD_START
 from sottovoce.models.ctc import BLANK
-from sottovoce.text.tokens import WORD_START
 
 WORD_BOUNDARY = " "
 # Language-model files separate their entries by spaces, so there the boundary is written as the field usually does;
@@ -26,19 +26,29 @@ WORD_BOUNDARY = " "
 BOUNDARY_IN_FILES = "|"
 BLANK_IN_FILES = "<blank>"
 MOST_WIDTH = 10_000
+STUCK_TOKENS = 4  # nobody says so many tokens in one frame
 UNKNOWN = "<unk>"
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One reading of an utterance: its tokens and the frame in which each begins, and its log-score."""
+    """One reading of an utterance: its tokens and the frame in which each begins, and its log-score.
+
+    Of an attention decoder, `frames` are where the attention was at each token; `ended` unless it was cut off.
+    """
 
     tokens: list[int]
     frames: list[int]
     score: float
+    ended: bool = True
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether the attention is stuck: the text never ended, or all of it is aligned to one frame."""
+        return not self.ended or (len(self.frames) >= STUCK_TOKENS and len(set(self.frames)) == 1)
 
 
-def greedy(log_probs_BTV: Tensor, lengths_B: Tensor) -> list[Hypothesis]:
+def decode_greedily(log_probs_BTV: Tensor, lengths_B: Tensor) -> list[Hypothesis]:
     """The best token of every frame, repeats merged and blanks removed. The score is that one alignment's."""
     device = log_probs_BTV.device
     scores_BT, best_BT = log_probs_BTV.max(dim=-1)
@@ -60,15 +70,12 @@ def greedy(log_probs_BTV: Tensor, lengths_B: Tensor) -> list[Hypothesis]:
 class BeamSearch:
     """CTC prefix beam search (flashlight-text), alone or with a KenLM n-gram model (ARPA or binary file).
 
-    Without `words` the language model is over tokens and any spelling may come out. With `words` (see `read_words`)
-    it is over words, and nothing but these words comes out. A hypothesis scores
-    ln p(tokens | speech) + lm_weight · log10 p(tokens or words) + word_score · words.
+    Without `words` the language model is over tokens and any spelling may come out. With `words` (`read_word_list`) it
+    is over words, and nothing but these words comes out. A hypothesis scores ln p(tokens | speech) + lm_weight · log10
+    p(tokens or words) + word_score · words.
 
-    Args:
-        pieces: the text of every output of the model, by its number (`Tokens.pieces`).
-        width: hypotheses kept after each frame.
-        language_model: a KenLM file; over characters its word boundary is "|", over sentence pieces "▁".
-        words: the words that may come out.
+    `pieces` are the texts of the model's outputs (`Tokens.pieces`), `width` the hypotheses kept after each frame. In a
+    `language_model` over characters the word boundary is "|", over sentence pieces "▁".
     """
 
     def __init__(
@@ -162,7 +169,7 @@ def whole_text_scorer(path: Path, pieces: Sequence[str]) -> Callable[[Sequence[i
     return lambda tokens: float(model.score(" ".join(entries[token] for token in tokens), bos=True, eos=True))
 
 
-def read_words(path: Path) -> list[str]:
+def read_word_list(path: Path) -> list[str]:
     """The words of a list (one a line; anything after the first field is ignored) or of an ARPA file's unigrams.
 
     A binary language model does not give its words away; keep a list beside it.

@@ -1,8 +1,8 @@
 """A model family: all that engines, loops, evaluation and reports know of a model, as a record of functions.
 
-    recipe ─► Options ─► settings ─► init ─► parameters, a flat dictionary of named tensors
-    recordings ─► hear ─► features ─┬─► loss         with what `draw` has decided for the step
-                                    └─► recognition  without
+    recipe ─► Options ─► Settings ─► init ─► parameters, a flat dictionary of named tensors
+    recordings ─► front end ─► features ─┬─► loss         with what `draw` has decided for the step
+                                         └─► recognition  without
 
 A family knows nothing of clients, privacy or loops. What chance decides in a training step is drawn before it, from
 generators that are handed in: they come from a client's own name and the step, never from who else was sampled, and a
@@ -14,27 +14,28 @@ Families register by name in `REGISTERED`, or are found as `module:FAMILY`.
 
 import difflib
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from sottovoce.audio.augment import NarrowBandSettings, SpecAugmentSettings, apply_masks, draw_bands, draw_masks
-from sottovoce.errors import InputError
-from sottovoce.models import log_mel
-from sottovoce.models.attention_search import Found, Search
-from sottovoce.models.log_mel import Narrow
-from sottovoce.models.utterances import Features, Recordings
-from sottovoce.naming import imported
+from sottovoce.base.errors import InputError
+from sottovoce.base.importing import import_named
+from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings, apply_masks, draw_bands, draw_masks
+from sottovoce.data.audio.waveforms import Features, Waveforms
+from sottovoce.models.attention_search import SearchOptions
+from sottovoce.models.decoding import Hypothesis
+from sottovoce.models.log_mel import Narrow, extract_log_mel
 
 Parameters = Mapping[str, Tensor]
 S = TypeVar("S")  # a family's settings: its architecture
 D = TypeVar("D")  # what chance decides in one training step
 
 DEFAULT = "ctc_transformer"
-# Imported when they are asked for, so that nothing above this room, and no family, needs to know another.
+# Imported on request, so that no layer above and no family needs to import another family.
 REGISTERED: Mapping[str, str] = {
     DEFAULT: "sottovoce.models.transformer:FAMILY",
     "crdnn": "sottovoce.models.crdnn:FAMILY",
@@ -43,14 +44,28 @@ REGISTERED: Mapping[str, str] = {
 }
 
 
-class Place(NamedTuple):
+class ParameterPlace(NamedTuple):
     """Where a tensor belongs: the group in which norms are summed and drawn, and its layer, where it is in one."""
 
     kind: str
     layer: int | None = None
 
 
-class Progress(NamedTuple):
+def place_by_name(name: str) -> ParameterPlace:
+    """By the name's words, its first number being the layer.
+
+    >>> place_by_name("encoder.layers.3.linear1.weight")
+    ParameterPlace(kind='encoder.layers.linear1', layer=3)
+    >>> place_by_name("gru.weight_ih_l0"), place_by_name("output.bias")
+    (ParameterPlace(kind='gru', layer=0), ParameterPlace(kind='output', layer=None))
+    """
+    stem, _, last = name.rpartition(".")
+    numbers = re.findall(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])|(?<=_l)\d+", name)
+    words = [word for word in (stem or last).split(".") if not word.isdecimal()]
+    return ParameterPlace(".".join(words), int(numbers[0]) if numbers else None)
+
+
+class TrainingProgress(NamedTuple):
     """How far a client's local training is, or central training: steps done, and passes over the data."""
 
     step: int
@@ -70,126 +85,184 @@ class Options(Protocol):
         """The architecture for `tokens` outputs, a blank or the like counted."""
 
 
-def never(_settings: Any) -> bool:
-    return False
+# Optional abilities of a family. Their defaults are those of a family that has none of them.
 
 
-def none(*_settings: Any) -> frozenset[str]:
+def _none(_settings: Any) -> None:
+    return None
+
+
+def _no_names(*_settings: Any) -> frozenset[str]:
     return frozenset()
 
 
-def unknown(_settings: Any) -> Narrow | None:
-    return None
-
-
-def uncounted(_settings: Any) -> int:
+def _zero(_settings: Any) -> int:
     return 0
 
 
-def no_reason(_settings: Any) -> str | None:
-    return None
+def _false(_settings: Any) -> bool:
+    return False
+
+
+def is_weight(name: str) -> bool:
+    """Whether a tensor is called a weight; LoRA corrects those of them that are matrices."""
+    return name.endswith(".weight")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontEnd(Generic[S]):
+    """From samples to features, and what training changes about features.
+
+    `extract_features(recordings, settings=…, dtype=…)` gives `Features`. `mask` is SpecAugment, None where features are
+    not time by frequency. `narrow(settings)` is a function from features to those of the same speech in a narrower band
+    (`log_mel.Narrow`), None where there is none.
+    """
+
+    extract_features: Callable[..., Features] = extract_log_mel
+    mask: Callable[..., Tensor] | None = apply_masks
+    narrow: Callable[[S], Narrow | None] = _none
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recognition(Generic[S]):
-    """How a family writes down what was said: by CTC, whose decoding all share (`models.decoding`), or by a search.
+    """How a family writes text: by CTC, whose decoding all families share (`models.decoding`), or by a search.
 
     `emit(parameters, features, settings=…)` gives log-probabilities [U, T, V], the blank first, and their lengths [U]
     on the host, for CTC; a frame stands for `samples_per_frame` samples.
-    `search(parameters, features, settings=…, how=…)`, where `how` is a `Search`, gives the best texts of each
+    `search(parameters, features, settings=…, how=…)`, where `how` are `SearchOptions`, gives the best texts of each
     utterance, the best first. It is used unless CTC is asked for. `beam` is the search that is meant where only its
     width is named, `options` are what else of it may be chosen. A family has at least one of both.
-    `stream(parameters, samples, before, settings=…)`, where a family hears the past alone, takes the next samples and
-    what it gave the last time (None at first): the tokens that follow, each with its frame, and from where to go on.
+    `stream(parameters, samples, before, settings=…)`, of a causal model, takes the next samples and what it returned
+    the last time (None at first), and gives the tokens that follow, each with its frame, and the next state.
     """
 
     samples_per_frame: Callable[[S], int]
     emit: Callable[..., tuple[Tensor, Tensor]] | None = None
-    search: Callable[..., list[list[Found]]] | None = None
-    beam: Search = field(default_factory=Search)
+    search: Callable[..., list[list[Hypothesis]]] | None = None
+    beam: SearchOptions = field(default_factory=SearchOptions)
     stream: Callable[..., tuple[list[tuple[int, int]], Any]] | None = None
     options: frozenset[str] = frozenset({"ctc_weight", "temperature", "end_threshold", "longest_shift"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stacked(Generic[S, D]):
-    """Many clients at once, their parameters in one tensor with a leading client axis.
+    """The losses of many clients in one pass.
 
     `join` makes one step's draws of those of several clients (None where a client has no batch any more), which
     `losses(parameters, features, rows_U=…, clients=…, settings=…, draws=…)` takes and gives a loss for each client.
     `bytes(settings, seconds=…, steps=…)` is what one client takes on the device besides its weights. `full`: every
     stack is as high as the engine's size, with idle rows, so that few shapes occur. `unfit(settings)` says why models
-    of these settings cannot be stacked.
-
-    As `Family.shared` it is the same for clients who share one model: parameters without that axis.
+    of these settings cannot be stacked. `accelerate(stacked, steps=…, batch_seconds=…, device=…)` is the same with
+    compiled or recorded functions.
     """
 
     join: Callable[[Sequence[D | None]], Any]
     losses: Callable[..., Tensor]
     bytes: Callable[..., float]
     full: bool = False
-    unfit: Callable[[S], str | None] = no_reason
-    faster: Callable[..., "Stacked[S, D]"] | None = None
+    unfit: Callable[[S], str | None] = _none
+    accelerate: Callable[..., "Stacked[S, D]"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stacking(Generic[S, D]):
+    """`stacked`: clients with a model each, every tensor with a leading client axis. `shared`: clients of one model."""
+
+    stacked: Stacked[S, D] | None = None
+    shared: Stacked[S, D] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Presentation:
+    """What figures call the kinds of tensors, in the order of the network.
+
+    `fine_place` and `fine_kinds` are the same where figures show more kinds (both norms of a block, say).
+    """
+
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    fine_place: Callable[[str], ParameterPlace] | None = None
+    fine_kinds: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer(Generic[S]):
+    """What a model takes from a saved one, and which of its tensors low-rank corrections are for.
+
+    `token_tensors` are new under another token set. `inherited(other, settings)` names the tensors that a model with
+    `settings` may take from one of another family with the settings `other`. `is_lora_target(name)`: whether LoRA
+    corrects a matrix. `rescale(parameters, factor=…, settings=…)` are other parameters of the same function.
+    `layer_count(settings)` counts layers with tensors of their own: a saved model that says more than its file has
+    tensors is refused before any of them is named.
+    """
+
+    token_tensors: frozenset[str] = frozenset()
+    inherited: Callable[[Any, S], frozenset[str]] = _no_names
+    is_lora_target: Callable[[str], bool] = is_weight
+    rescale: Callable[..., dict[str, Tensor]] | None = None
+    layer_count: Callable[[S], int] = _zero
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Generic[S, D]):
+    """What is special about training.
+
+    `needs_text`: a family that does not has no tokens either (`text.tokens.NO_TOKENS`).
+    `adjust_draws(settings, draws, progress)` are a step's draws where they also depend on how far training is.
+    `shares_draws(settings)`: whether `draw` uses the second generator, which a group of clients shares.
+    `statistics(settings)` names the tensors that count what was seen (batch-norm's): the gradient that `loss` gives
+    them is the way they go back in this step, whatever the learning rate; clients' updates hold them like all others.
+    `accelerate(family, working, …)` is the family again with compiled or recorded functions for training `working`, or
+    a part of a model where that is None.
+    """
+
+    needs_text: bool = True
+    adjust_draws: Callable[[S, D, TrainingProgress], D] | None = None
+    shares_draws: Callable[[S], bool] = _false
+    statistics: Callable[[S], frozenset[str]] = _no_names
+    accelerate: Callable[..., "Family[S, D]"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """What can be asked of a model besides its texts.
+
+    `measure(parameters, features, settings=…)` are what dev speech is measured by, the `loss` among them: means over
+    utterances, in which chance decides nothing. None is the loss alone.
+    `encode(parameters, features, settings=…)` gives vectors [U, T, D] and their lengths [U] on the host, for
+    `sottovoce probe`.
+    """
+
+    measure: Callable[..., dict[str, Tensor]] | None = None
+    encode: Callable[..., tuple[Tensor, Tensor]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family(Generic[S, D]):
-    """What each of these does is said where it is used; the transformer's are the ones to learn from.
+    """A kind of model. The transformer's family is the one to learn from.
 
-    `tiny` are options that make any recipe small enough for `--smoke`. `kinds` are what figures call the kinds of
-    tensors, in the order of the network. `place_apart` and `kinds_apart` are the same where figures tell more apart
-    (both norms and both matrices of a block's MLP, say); None where they do not. `corrected` says which tensors LoRA
-    corrects, `of_tokens` which are new under another token set, `unusable` why no loss can be computed for an
-    utterance. `loss` without draws (None) is that of evaluation, in which chance decides nothing.
-    `at(settings, draws, progress)` are a step's draws where they also depend on how far training is.
-    `statistics(settings)` names the tensors that count what was seen (batch-norm's): the gradient that `loss` gives
-    them is the way they go back in this step, whatever the learning rate; clients' updates hold them like all others.
-    `texts`: whether it learns from texts; a family that does not has no tokens either (`text.tokens.NO_TOKENS`).
-    `figures(parameters, features, settings=…)` are what dev speech is measured by, the `loss` among them: means over
-    utterances, in which chance decides nothing. None is the loss alone.
-    `encode(parameters, features, settings=…)` gives vectors [U, T, D] of what was heard and their lengths [U] on the
-    host, for who asks what they tell (`sottovoce probe`).
-    `inherited(other, settings)` names the tensors that a model with `settings` may take from one of another family
-    with the settings `other`; none by default.
-    `shared_chance(settings)`: whether `draw` uses the second generator, which a group of clients shares. `mask` is
-    SpecAugment, None where features are not time by frequency. `narrow(settings)` is a function that hears speech of a
-    narrower band in features (`log_mel.Narrow`), None where nobody has said how. `faster(family, working, …)` is the
-    family again with compiled or recorded functions for training `working`, or a part of a model where that is None.
-    `layers(settings)` is how many layers there are with tensors of their own: a saved model that says more than its
-    file has tensors is refused before any of them is named.
+    `smoke_options` make any recipe small enough for `--smoke`. `shapes` are those of the parameters that `init` makes,
+    by name; `place` groups them. `unusable(settings, samples, tokens)` says why no loss can be computed for an
+    utterance. `draw` decides several training steps at once; `loss` without draws (None) is that of evaluation, in
+    which chance decides nothing.
     """
 
     name: str
     Options: type[Any]
     Settings: type[S]
-    tiny: Mapping[str, Any]
+    smoke_options: Mapping[str, Any]
     shapes: Callable[[S], Mapping[str, tuple[int, ...]]]
     init: Callable[..., dict[str, Tensor]]
-    place: Callable[[str], Place]
-    corrected: Callable[[str], bool]
-    of_tokens: frozenset[str]
     unusable: Callable[[S, int, Sequence[int]], str | None]
     draw: Callable[..., list[D]]
     loss: Callable[..., Tensor]
-    kinds: Mapping[str, str] = field(default_factory=dict)
-    place_apart: Callable[[str], Place] | None = None
-    kinds_apart: Mapping[str, str] = field(default_factory=dict)
-    texts: bool = True
-    figures: Callable[..., dict[str, Tensor]] | None = None
-    encode: Callable[..., tuple[Tensor, Tensor]] | None = None
-    hear: Callable[..., Features] = log_mel.hear
-    mask: Callable[..., Tensor] | None = apply_masks
-    narrow: Callable[[S], Narrow | None] = unknown
-    layers: Callable[[S], int] = uncounted
-    shared_chance: Callable[[S], bool] = never
-    at: Callable[[S, D, Progress], D] | None = None
-    statistics: Callable[[S], frozenset[str]] = none
-    inherited: Callable[[Any, S], frozenset[str]] = none
+    place: Callable[[str], ParameterPlace] = place_by_name
+    front_end: FrontEnd[S] = field(default_factory=FrontEnd)
     recognition: Recognition[S] | None = None
-    stacked: Stacked[S, D] | None = None
-    shared: Stacked[S, D] | None = None
-    faster: Callable[..., "Family[S, D]"] | None = None
-    rescaled: Callable[..., dict[str, Tensor]] | None = None
+    stacking: Stacking[S, D] = field(default_factory=Stacking)
+    presentation: Presentation = field(default_factory=Presentation)
+    transfer: Transfer[S] = field(default_factory=Transfer)
+    training: Training[S, D] = field(default_factory=Training)
+    inspection: Inspection = field(default_factory=Inspection)
 
 
 def find_family(name: str) -> Family[Any, Any]:
@@ -206,7 +279,7 @@ def find_family(name: str) -> Family[Any, Any]:
         near = difflib.get_close_matches(name, REGISTERED, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(REGISTERED)}"
         raise InputError(f"model: family={name!r}, {hint} (or module:FAMILY for one of your own)")
-    found = imported(name, called=f"model: family={name!r}")
+    found = import_named(name, called=f"model: family={name!r}")
     if not isinstance(found, Family):
         raise InputError(f"model: family={name!r} is {type(found).__name__}, expected a sottovoce.models.family.Family")
     if found.name != name:  # it is written into saved models, and found again by it
@@ -214,16 +287,17 @@ def find_family(name: str) -> Family[Any, Any]:
     return found
 
 
-def sped_up(family: Family[S, D], working: Parameters | None, **training: Any) -> Family[S, D]:
-    """`family` as fast as it can be where `training` says how much of it there is; see `Family.faster`."""
-    return family if family.faster is None else family.faster(family, working, **training)
+def accelerate_family(family: Family[S, D], working: Parameters | None, **training: Any) -> Family[S, D]:
+    """`family` as fast as it can be where `training` says how much of it there is; see `Training.accelerate`."""
+    accelerate = family.training.accelerate
+    return family if accelerate is None else accelerate(family, working, **training)
 
 
-def not_stacked(family: Family[S, Any], settings: S) -> str | None:
+def stacking_obstacle(family: Family[S, Any], settings: S) -> str | None:
     """Why models of `family` with these `settings` cannot be stacked; None where they can."""
-    if family.stacked is None:
+    if family.stacking.stacked is None:
         return f"models of family={family.name} cannot be stacked"
-    why = family.stacked.unfit(settings)
+    why = family.stacking.stacked.unfit(settings)
     return None if why is None else f"models of family={family.name} cannot be stacked {why}"
 
 
@@ -249,7 +323,7 @@ def draw_steps(
     spec_augment: SpecAugmentSettings | None,
     generator: torch.Generator,
     shared: torch.Generator | None = None,
-    progress: Sequence[Progress] | None = None,
+    progress: Sequence[TrainingProgress] | None = None,
     narrow_band: NarrowBandSettings | None = None,
 ) -> list[StepDraws]:
     """Draw several steps at once: of so many `utterances` each, padded to so many `samples`, on the host.
@@ -257,11 +331,11 @@ def draw_steps(
     Own chance comes from `generator`; where `shared` is given, what a group of clients has in common comes from there.
     """
     masks: Sequence[Tensor | None] = [None] * len(utterances)
-    if spec_augment is not None and family.mask is not None:
+    if spec_augment is not None and family.front_end.mask is not None:
         masks = torch.split(draw_masks(sum(utterances), settings=spec_augment, generator=generator), list(utterances))
     models = family.draw(settings, utterances, samples=samples, generator=generator, shared=shared)
-    if family.at is not None and progress is not None:
-        models = [family.at(settings, model, place) for model, place in zip(models, progress, strict=True)]
+    if (adjust := family.training.adjust_draws) is not None and progress is not None:
+        models = [adjust(settings, model, place) for model, place in zip(models, progress, strict=True)]
     bands: Sequence[Tensor | None] = [None] * len(utterances)
     if narrow_band is not None:  # drawn last: all else is as it would be without
         bands = torch.split(draw_bands(sum(utterances), settings=narrow_band, generator=generator), list(utterances))
@@ -269,9 +343,10 @@ def draw_steps(
     return [StepDraws(model, own, spec_augment, band) for model, own, band in drawn]
 
 
-def augmented(family: Family[S, Any], features: Features, draws: StepDraws, *, settings: S) -> Features:
+def augment_features(family: Family[S, Any], features: Features, draws: StepDraws, *, settings: S) -> Features:
     """`features` through narrower bands, and with SpecAugment's taken out."""
-    narrow, mask = family.narrow(settings) if draws.bands is not None else None, family.mask
+    mask = family.front_end.mask
+    narrow = family.front_end.narrow(settings) if draws.bands is not None else None
     if narrow is None and (draws.masks is None or mask is None):
         return features
     features_UTF, device = features.features_UTF, features.features_UTF.device
@@ -282,18 +357,18 @@ def augmented(family: Family[S, Any], features: Features, draws: StepDraws, *, s
         if mask is not None and draws.masks is not None:
             masks = draws.masks.to(device, non_blocking=True)
             features_UTF = mask(features_UTF, frames_U, draws=masks, settings=draws.spec_augment)
-    return Features(features_UTF, features.frames_U, features.tokens_UL, features.token_lengths_U)
+    return replace(features, features_UTF=features_UTF)
 
 
 def step_loss(
     family: Family[S, Any], parameters: Parameters, features: Features, *, settings: S, draws: StepDraws
 ) -> Tensor:
     """The mean loss of a training step."""
-    heard = augmented(family, features, draws, settings=settings)
-    return family.loss(parameters, heard, settings=settings, draws=draws.model)
+    augmented = augment_features(family, features, draws, settings=settings)
+    return family.loss(parameters, augmented, settings=settings, draws=draws.model)
 
 
-def recordings_heard(family: Family[S, Any], recordings: Recordings, *, settings: S) -> Features:
-    """Features in float32, for what is heard once."""
+def extract_float32_features(family: Family[S, Any], recordings: Waveforms, *, settings: S) -> Features:
+    """Features in float32, for utterances that are used once."""
     with torch.no_grad():
-        return family.hear(recordings, settings=settings, dtype=torch.float32)
+        return family.front_end.extract_features(recordings, settings=settings, dtype=torch.float32)

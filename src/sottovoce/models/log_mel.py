@@ -1,71 +1,83 @@
-"""The ears of most families: log-mel features, each utterance normalised by itself.
+"""The front end of most families: log-mel features, each utterance normalised by itself.
 
 Shapes: U utterances, N samples, T frames of the longest, F mel features.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from sottovoce.audio.augment import empty_bands
-from sottovoce.audio.features import (
+from sottovoce.base.errors import InputError
+from sottovoce.data.audio.augment import empty_bands
+from sottovoce.data.audio.features import (
     HOP_SAMPLES,
     MEL_COUNT,
-    Ears,
+    FeatureSettings,
     Normalised,
     filter_hertz,
     frame_lengths,
     log_mel,
-    normalise,
+    normalise_features,
     normalise_filters,
     raise_floor,
 )
-from sottovoce.errors import InputError
-from sottovoce.models.utterances import Features, Recordings
+from sottovoce.data.audio.waveforms import Features, Waveforms
 
-# Features [U, T, F], their frames [U] and a band of each [U, 2]: what would have been heard had there been no more.
+# From features [U, T, F], their frames [U] and a band of each [U, 2] to features of the same speech within that band.
 Narrow = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # Frames that are worked on at a time: a window of 400 samples each, several times over, must fit into memory.
 PIECE_FRAMES = 2**17
 
-
-PAPERS_EARS = Ears()
-
-
-def check_ears(ears: Ears | None, *, as_released: bool | None) -> None:
-    """Released code has ears of its own."""
-    if as_released and ears is not None:
-        raise InputError("model: ears with as_released, which hears as the released code does; expected one of them")
+PAPER_FEATURES = FeatureSettings()
 
 
-def line_features(lines_UN: Tensor, lengths_U: Tensor, *, ears: Ears = PAPERS_EARS) -> Tensor:
+class LogMelSettings(Protocol):
+    """Settings of a model with these features, or with those of released code."""
+
+    @property
+    def ears(self) -> FeatureSettings | None: ...
+    @property
+    def as_released(self) -> bool: ...
+
+
+def check_feature_settings(features: FeatureSettings | None, *, as_released: bool | None) -> None:
+    """Released code has features of its own."""
+    if as_released and features is not None:
+        raise InputError("model: features with as_released, which has the released code's; expected one of them")
+
+
+def normalised_log_mel(lines_UN: Tensor, lengths_U: Tensor, *, features: FeatureSettings = PAPER_FEATURES) -> Tensor:
     """Normalised features [U, T, F] of utterances in lines. All arguments are on the device."""
-    return normalised(*log_mel(lines_UN, lengths_U), ears=ears)
+    return _normalise(*log_mel(lines_UN, lengths_U), features=features)
 
 
-def normalised(features_UTF: Tensor, frames_U: Tensor, *, ears: Ears) -> Tensor:
-    """Log-mel features [U, T, F] as a model hears them, zero behind each utterance's end."""
-    if ears.floor_db is not None:
-        features_UTF = raise_floor(features_UTF, frames_U, decibels=ears.floor_db)
-    return _NORMALISED[ears.normalise](features_UTF, frames_U)
+def _normalise(features_UTF: Tensor, frames_U: Tensor, *, features: FeatureSettings) -> Tensor:
+    """Log-mel features [U, T, F] as a model takes them, zero behind each utterance's end."""
+    if features.floor_db is not None:
+        features_UTF = raise_floor(features_UTF, frames_U, decibels=features.floor_db)
+    return _NORMALISED[features.normalise](features_UTF, frames_U)
 
 
 _NORMALISED: Mapping[Normalised, Callable[[Tensor, Tensor], Tensor]] = {
-    "utterance": normalise,
+    "utterance": normalise_features,
     "filter": normalise_filters,
 }
 
 
-def narrowing(ears: Ears | None, *, as_released: bool) -> Narrow | None:
-    """How these ears hear speech of a narrower band, given what they heard; released code's is left as it is."""
-    return None if as_released else partial(narrowed, ears=ears or PAPERS_EARS)
+def narrow_by_settings(settings: LogMelSettings) -> Narrow | None:
+    """How features become those of narrower speech; None for released code's."""
+    return None if settings.as_released else narrow_by_features(settings.ears)
 
 
-def narrowed(features_UTF: Tensor, frames_U: Tensor, bands_U2: Tensor, *, ears: Ears) -> Tensor:
+def narrow_by_features(features: FeatureSettings | None) -> Narrow:
+    return partial(narrow_log_mel, features=features or PAPER_FEATURES)
+
+
+def narrow_log_mel(features_UTF: Tensor, frames_U: Tensor, bands_U2: Tensor, *, features: FeatureSettings) -> Tensor:
     """Normalised features as they would be had nothing been recorded outside `bands_U2`.
 
     An empty band lies as low as the utterance ever gets, and moves the mean and the scale of all; either way of
@@ -75,39 +87,38 @@ def narrowed(features_UTF: Tensor, frames_U: Tensor, bands_U2: Tensor, *, ears: 
     # In float64 and then rounded to float32, in which they were normalised first: so sums over more or less padding, in
     # batches of one client or several, come to the same.
     emptied_UTF = empty_bands(features_UTF.double(), frames_U, bands_U2, hertz_F=hertz_F)
-    heard_UTF = _NORMALISED[ears.normalise](emptied_UTF, frames_U).float().to(features_UTF.dtype)
-    return features_UTF.where(_hears_all(bands_U2, hertz_F)[:, None, None], heard_UTF)
+    narrowed_UTF = _NORMALISED[features.normalise](emptied_UTF, frames_U).float().to(features_UTF.dtype)
+    # Utterances whose band holds every filter stay as they are, to the bit.
+    is_whole_U = (bands_U2[:, 0] <= hertz_F[0]) & (bands_U2[:, 1] >= hertz_F[-1])
+    return features_UTF.where(is_whole_U[:, None, None], narrowed_UTF)
 
 
-def _hears_all(bands_U2: Tensor, hertz_F: Tensor) -> Tensor:
-    """Whether a band holds every filter: [U]. Such utterances stay as they are, to the bit."""
-    return (bands_U2[:, 0] <= hertz_F[0]) & (bands_U2[:, 1] >= hertz_F[-1])
-
-
-def hear(
-    recordings: Recordings,
+def extract_log_mel(
+    recordings: Waveforms,
     *,
     settings: Any = None,
     dtype: torch.dtype = torch.float32,
-    ears: Ears | None = None,
-    line_features: Callable[..., Tensor] = line_features,
+    features: FeatureSettings | None = None,
+    by_lines: Callable[..., Tensor] = normalised_log_mel,
 ) -> Features:
     """Normalised features [U, T, F] on the recordings' device, zero behind each utterance's end.
 
-    `line_features` is the function above or a compiled form of it. Whatever a family's `settings` are, it hears with
-    `ears`, or with the paper's.
+    `by_lines` is `normalised_log_mel` or a compiled form of it. `settings` are a family's; all that counts are
+    `features`, by default the paper's.
     """
-    ears = ears or PAPERS_EARS
+    features = features or PAPER_FEATURES
     device, frames_U = recordings.samples_N.device, frame_lengths(recordings.lengths_U)
-    if recordings.line is not None:
+    if recordings.padded_samples is not None:
         lengths_U = recordings.lengths_U.to(device, non_blocking=True)
-        features_UTF = line_features(recordings.lines_UN, lengths_U, ears=ears).to(dtype)
+        features_UTF = by_lines(recordings.padded_UN, lengths_U, features=features).to(dtype)
     else:
-        features_UTF = _heard_in_pieces(recordings, frames_U, ears=ears, dtype=dtype)
+        features_UTF = _extract_in_pieces(recordings, frames_U, features=features, dtype=dtype)
     return Features(features_UTF, frames_U, recordings.tokens_UL, recordings.token_lengths_U)
 
 
-def _heard_in_pieces(recordings: Recordings, frames_U: Tensor, *, ears: Ears, dtype: torch.dtype) -> Tensor:
+def _extract_in_pieces(
+    recordings: Waveforms, frames_U: Tensor, *, features: FeatureSettings, dtype: torch.dtype
+) -> Tensor:
     longest, device = int(frames_U.max()), recordings.samples_N.device
     features_UTF = torch.empty(len(frames_U), longest, MEL_COUNT, dtype=dtype, device=device)
     for first, last in pieces(frames_U):
@@ -119,7 +130,7 @@ def _heard_in_pieces(recordings: Recordings, frames_U: Tensor, *, ears: Ears, dt
         index_UT = first_frames_U[:, None] + torch.arange(longest, device=device)
         own_UTF = frames_TF[index_UT.clamp_(max=len(frames_TF) - 1)]
         own_U = frames_U[first:last].to(device, non_blocking=True)
-        features_UTF[first:last] = normalised(own_UTF, own_U, ears=ears)
+        features_UTF[first:last] = _normalise(own_UTF, own_U, features=features)
     return features_UTF
 
 

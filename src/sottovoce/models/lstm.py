@@ -1,20 +1,19 @@
 """LSTMs over padded lines: torch's own, and many at once with a backward pass of ours, which can be recorded.
 
-cuDNN takes one set of weights at a time, and a host needs longer to launch its kernels than a large GPU to run them.
-Here one batched product serves a step of all recurrences (directions, clients), in kernels whose shapes hang on nothing
-but their inputs' shapes, so that they can be recorded:
+cuDNN takes one set of weights at a time, and a large GPU runs its kernels faster than a host launches them. Here one
+batched product serves a step of all recurrences (directions, clients), in kernels that CUDA graphs can record:
 
     a_t = W x_t + b + R h_{t-1}      W x + b for all steps at once, before
     i, f, o = σ(a), g = tanh(a)      c_t = f c_{t-1} + i g        h_t = o tanh(c_t)
 
-and backwards, with δ for the gradient of what follows it, one product a step and one for all steps at the end:
+and backwards one product a step and one for all steps at the end:
 
     δc_t = δh_t o (1 - tanh² c_t) + f_{t+1} δc_{t+1}      δh_{t-1} += Rᵀ δa_t      δR = Σ_t δa_t h_{t-1}ᵀ
 
-A backward direction hears each line from its own end, so no padding comes before speech.
+A backward direction reads each line from its own end, so no padding comes before speech.
 
-Shapes: N clients (1 for a model alone), W lines of each, T steps, I inputs, D width, G = 4·D gates in torch's order
-(i, f, g, o), R = 2·N recurrences, the forward ones first, B = R·W.
+Shapes: N clients (1 for a model alone), W lines of each, T steps, I inputs, D width, G = 4·D gates in torch's order (i,
+f, g, o), R = 2·N recurrences, the forward ones first, B = R·W.
 """
 
 import warnings
@@ -27,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 
 def turned_places(lengths: Tensor, steps: int) -> Tensor:
-    """Where each step of a line lies when the line is heard from its own end, [*lengths, T]; behind it as it was."""
+    """Where each step of a line lies when the line is read from its own end, [*lengths, T]; behind it as it was."""
     steps_T = torch.arange(steps, device=lengths.device)
     return torch.where(steps_T < lengths[..., None], lengths[..., None] - 1 - steps_T, steps_T)
 
@@ -51,9 +50,9 @@ def stacked(cells: Sequence[Cell]) -> Cell:
 def bidirectional(x_NWTI: Tensor, turned_NWT: Tensor, cells: Cell) -> Tensor:
     """One layer in both directions, [N, W, T, 2D]; `cells` are those of all R recurrences."""
     clients, width, steps, _ = x_NWTI.shape
-    heard_RMI = torch.cat([x_NWTI, _turned(x_NWTI, turned_NWT)]).flatten(1, 2)
+    read_RMI = torch.cat([x_NWTI, _turned(x_NWTI, turned_NWT)]).flatten(1, 2)
     bias_R1G = (cells.input_bias + cells.recurrent_bias)[:, None]
-    gates_RMG = torch.baddbmm(bias_R1G, heard_RMI, cells.input.mT)
+    gates_RMG = torch.baddbmm(bias_R1G, read_RMI, cells.input.mT)
     gates_TRWG = gates_RMG.view(2 * clients, width, steps, -1).permute(2, 0, 1, 3).contiguous()
     forward_NWTD, backward_NWTD = recur(gates_TRWG, cells.recurrent).permute(1, 2, 0, 3).chunk(2)
     return torch.cat([forward_NWTD, _turned(backward_NWTD, turned_NWT)], dim=-1)
@@ -66,24 +65,24 @@ def bidirectional_by_torch(x_WTI: Tensor, turned_WT: Tensor, cells: Sequence[Cel
     return torch.cat([forward_WTD, _turned(backward_WTD, turned_WT)], dim=-1)
 
 
-class State(NamedTuple):
+class LstmState(NamedTuple):
     """What LSTMs of several layers, or of several rows, remember: [layers, W, D] each."""
 
     hidden_LWD: Tensor
     cell_LWD: Tensor
 
-    def take(self, rows: Tensor) -> "State":
-        return State(self.hidden_LWD[:, rows], self.cell_LWD[:, rows])
+    def take(self, rows: Tensor) -> "LstmState":
+        return LstmState(self.hidden_LWD[:, rows], self.cell_LWD[:, rows])
 
 
-def at_rest(x: Tensor, cells: Sequence[Cell]) -> State:
+def at_rest(x: Tensor, cells: Sequence[Cell]) -> LstmState:
     """Before the first step, for as many lines as `x` has."""
     zeros_LWD = x.new_zeros(len(cells), len(x), cells[0].recurrent.shape[-1])
-    return State(zeros_LWD, zeros_LWD)
+    return LstmState(zeros_LWD, zeros_LWD)
 
 
-def forwards(x_WTI: Tensor, cells: Sequence[Cell], state: State | None = None) -> tuple[Tensor, State]:
-    """Layers that hear the past alone, by torch's own kernels: [W, T, D], and where they stand behind the last step."""
+def forwards(x_WTI: Tensor, cells: Sequence[Cell], state: LstmState | None = None) -> tuple[Tensor, LstmState]:
+    """Causal layers, by torch's own kernels: [W, T, D], and where they stand behind the last step."""
     before = at_rest(x_WTI, cells) if state is None else state
     weights = [weight for cell in cells for weight in cell]
     with warnings.catch_warnings():
@@ -92,7 +91,7 @@ def forwards(x_WTI: Tensor, cells: Sequence[Cell], state: State | None = None) -
         # cuDNN keeps what its backward pass needs only in training.
         options = (True, len(cells), 0.0, torch.is_grad_enabled(), False, True)
         found_WTD, hidden_LWD, cell_LWD = _lstm(x_WTI, tuple(before), weights, *options)
-    return found_WTD, State(hidden_LWD, cell_LWD)
+    return found_WTD, LstmState(hidden_LWD, cell_LWD)
 
 
 _lstm: Any = torch._VF.lstm  # what nn.LSTM calls

@@ -3,19 +3,16 @@
     build(settings) ─► module     forward(features_UTF, frames_U) ─► (scores_UTV, lengths_U)
 
 Its parameters become the flat dictionary that everything else works on. Its buffers stay what `build` made them: a
-buffer that training changes (batch-norm's statistics) would leave a client unclipped and without noise, so a module
-that has one is refused, unless the layers in question are named as `fixed`: they then run as in evaluation, always.
-Each call gets copies of them, and a module that remembers by other means is refused too: one client would move
-another's update.
-
-A module takes no generator for its dropout, and none for its first values: both are seeded from outside, and torch's
-own generator is afterwards as it was before.
+buffer that training changes (batch-norm's statistics) would carry a client's data past clipping and noise, so a module
+with one is refused, unless its layer is named as `fixed` and so runs as in evaluation. A module that keeps anything
+else between calls is refused too: one client would move another's update. Dropout and first values are seeded from
+outside.
 
 Shapes: U utterances, T frames, F features, V tokens with the blank.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -24,14 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, frame_count
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import seeded_kernels
+from sottovoce.data.audio.features import HOP_SAMPLES, MEL_COUNT, frame_count
+from sottovoce.data.audio.waveforms import Features
 from sottovoce.models import ctc
-from sottovoce.models.family import Family, Parameters, Place, Recognition
-from sottovoce.models.log_mel import Narrow, narrowing
-from sottovoce.models.low_rank import low_rank_names
-from sottovoce.models.utterances import Features
-from sottovoce.seeds import seeded_kernels
+from sottovoce.models.family import Family, FrontEnd, Parameters, Recognition, Transfer
+from sottovoce.models.log_mel import Narrow, narrow_by_features
+from sottovoce.models.trainable import with_corrections
 
 Build = Callable[[Any], nn.Module]
 
@@ -45,71 +42,49 @@ def ctc_family(
     Settings: type[Any],
     build: Build,
     stride: int,
-    of_tokens: frozenset[str],
-    tiny: Mapping[str, Any],
+    token_tensors: frozenset[str],
+    smoke_options: Mapping[str, Any],
     fixed: tuple[str, ...] = (),
 ) -> Family[Any, int]:
     """A family whose models are what `build` makes of its settings, trained and read by CTC.
 
-    A frame of its output stands for `stride` frames of 10 ms. `of_tokens` are the parameters of the output layer.
+    A frame of its output stands for `stride` frames of 10 ms. `token_tensors` are the parameters of the output layer.
     `fixed` names layers (as in `module.get_submodule`) whose buffers stay as they are.
     """
-    made = _Made(build, stride, fixed)
+    module = FunctionalModule(build, fixed)
+    ctc_module = _CtcModule(module, stride)
     return Family(
         name=name,
         Options=Options,
         Settings=Settings,
-        tiny=tiny,
-        shapes=made.shapes,
-        init=made.init,
-        place=place,
-        corrected=corrected,
-        of_tokens=of_tokens,
-        unusable=made.unusable,
-        draw=draw,
-        loss=made.loss,
-        narrow=narrow,
-        recognition=Recognition(emit=made.emit, samples_per_frame=made.samples_per_frame),
+        smoke_options=smoke_options,
+        shapes=module.shapes,
+        init=module.init,
+        unusable=ctc_module.unusable,
+        draw=draw_seeds,
+        loss=ctc_module.loss,
+        front_end=FrontEnd(narrow=_narrow),
+        recognition=Recognition(emit=ctc_module.emit, samples_per_frame=ctc_module.samples_per_frame),
+        transfer=Transfer(token_tensors=token_tensors),
     )
 
 
-def narrow(_settings: Any) -> Narrow | None:
-    """These hear our own features."""
-    return narrowing(None, as_released=False)
+def _narrow(_settings: Any) -> Narrow:
+    return narrow_by_features(None)
 
 
-def place(name: str) -> Place:
-    """By the name's words, its first number being the layer.
-
-    >>> place("encoder.layers.3.linear1.weight"), place("gru.weight_ih_l0"), place("output.bias")
-    (Place(kind='encoder.layers.linear1', layer=3), Place(kind='gru', layer=0), Place(kind='output', layer=None))
-    """
-    stem, _, last = name.rpartition(".")
-    numbers = re.findall(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])|(?<=_l)\d+", name)
-    words = [word for word in (stem or last).split(".") if not word.isdecimal()]
-    return Place(".".join(words), int(numbers[0]) if numbers else None)
-
-
-def corrected(name: str) -> bool:
-    """LoRA corrects what is called a weight, where that is a matrix."""
-    return name.endswith(".weight")
-
-
-def draw(
-    _settings: Any, utterances: Sequence[int], *, generator: torch.Generator, samples: Any = None, shared: Any = None
-) -> list[int]:
+def draw_seeds(_settings: Any, utterances: Sequence[int], *, generator: torch.Generator, **_: Any) -> list[int]:
     """A seed for the dropout of each step."""
     seeds: list[int] = torch.randint(2**62, (len(utterances),), generator=generator).tolist()
     return seeds
 
 
 @dataclass(frozen=True)
-class _Made:
-    """What `build` makes, as functions of settings and parameters."""
+class FunctionalModule:
+    """What `build` makes, as functions of settings and parameters; `fixed` are as for `ctc_family`."""
 
     build: Build
-    stride: int
-    fixed: tuple[str, ...]
+    fixed: tuple[str, ...] = ()
 
     def shapes(self, settings: Any) -> dict[str, tuple[int, ...]]:
         """Without memory for the parameters, where the module can be made so: settings may ask for more than there is.
@@ -120,58 +95,53 @@ class _Made:
             with torch.device("meta"):
                 module = self.build(settings)
         except (RuntimeError, NotImplementedError):
-            module = skeleton(self, settings, training=False)
+            module = build_skeleton(self, settings, training=False)
         return {name: tuple(p.shape) for name, p in module.named_parameters()}
 
     def init(self, settings: Any, *, generator: torch.Generator) -> dict[str, Tensor]:
-        skeleton(self, settings, training=True)  # what cannot be trained is refused before anything else is done
+        build_skeleton(self, settings, training=True)  # what cannot be trained is refused before anything else is done
         with seeded_kernels(int(torch.randint(2**62, (1,), generator=generator)), device=torch.device("cpu")):
             module = self.build(settings)
         return {name: p.detach().clone() for name, p in module.named_parameters()}
 
+    def call(self, parameters: Parameters, *inputs: Tensor, settings: Any, training: bool) -> Any:
+        """What `forward` makes of `inputs`, the floating-point ones in the parameters' precision."""
+        module, whole = build_skeleton(self, settings, training=training), with_corrections(parameters)
+        device, dtype = inputs[0].device, next(iter(whole.values())).dtype
+        buffers = {name: _as(buffer, device, dtype) for name, buffer in module.named_buffers()}
+        given = tuple(own.to(dtype) if own.is_floating_point() else own for own in inputs)
+        return functional_call(module, {**buffers, **whole}, given)
+
+
+@dataclass(frozen=True)
+class _CtcModule:
+    """The functions of a family whose module gives scores of tokens; see `ctc_family`."""
+
+    module: FunctionalModule
+    stride: int
+
     def unusable(self, _settings: Any, samples: int, tokens: Sequence[int]) -> str | None:
-        short = ctc.required_frames(tokens) > frame_count(samples) // self.stride
-        return "text too long for its audio" if short else None
+        return ctc.text_obstacle(tokens, frames=frame_count(samples) // self.stride)
 
     def samples_per_frame(self, _settings: Any) -> int:
         return self.stride * HOP_SAMPLES
 
-    def emit(self, parameters: Parameters, features: Features, *, settings: Any) -> tuple[Tensor, Tensor]:
-        return self._called(parameters, features, settings, training=False)
+    def emit(
+        self, parameters: Parameters, features: Features, *, settings: Any, training: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        inputs = (features.features_UTF, features.frames_U)
+        scores_UTV, lengths_U = self.module.call(parameters, *inputs, settings=settings, training=training)
+        return ctc.log_softmax(scores_UTV), lengths_U.cpu()
 
     def loss(self, parameters: Parameters, features: Features, *, settings: Any, draws: int | None) -> Tensor:
-        if draws is None:
-            log_probs_UTV, lengths_U = self.emit(parameters, features, settings=settings)
-        else:
-            with seeded_kernels(draws, device=features.features_UTF.device):
-                log_probs_UTV, lengths_U = self._called(parameters, features, settings, training=True)
-        return ctc.loss(log_probs_UTV, lengths_U, features.tokens_UL, features.token_lengths_U)
-
-    def _called(
-        self, parameters: Parameters, features: Features, settings: Any, *, training: bool
-    ) -> tuple[Tensor, Tensor]:
-        module, whole = skeleton(self, settings, training=training), with_corrections(parameters)
-        device, dtype = features.features_UTF.device, next(iter(whole.values())).dtype
-        buffers = {name: _as(buffer, device, dtype) for name, buffer in module.named_buffers()}
-        scores_UTV, lengths_U = functional_call(
-            module, {**buffers, **whole}, (features.features_UTF.to(dtype), features.frames_U)
-        )
-        precision = torch.promote_types(scores_UTV.dtype, torch.float32)
-        return scores_UTV.log_softmax(dim=-1, dtype=precision), lengths_U.cpu()
-
-
-def with_corrections(parameters: Parameters) -> dict[str, Tensor]:
-    """Plain parameters, with low-rank corrections added to their matrices."""
-    whole = {name: p for name, p in parameters.items() if not name.endswith((".lora_a", ".lora_b"))}
-    for name in whole:
-        a, b = low_rank_names(name)
-        if a in parameters:
-            whole[name] = whole[name] + parameters[b] @ parameters[a]
-    return whole
+        seeded = nullcontext() if draws is None else seeded_kernels(draws, device=features.features_UTF.device)
+        with seeded:
+            emitted = self.emit(parameters, features, settings=settings, training=draws is not None)
+        return ctc.mean_ctc_loss(*emitted, features.tokens_UL, features.token_lengths_U)
 
 
 @cache
-def skeleton(made: _Made, settings: Any, *, training: bool) -> nn.Module:
+def build_skeleton(made: FunctionalModule, settings: Any, *, training: bool) -> nn.Module:
     """A module to be called with parameters from outside, in training or not; refused where it keeps count of data."""
     with seeded_kernels(0, device=torch.device("cpu")):
         module = made.build(settings)
@@ -201,16 +171,16 @@ def _check_buffers(module: nn.Module) -> None:
 def _check_memory(module: nn.Module) -> None:
     """Refuse a module to which other speech in between makes a difference."""
 
-    def heard(frames: int) -> Tensor:
+    def scores(frames: int) -> Tensor:
         with seeded_kernels(frames, device=torch.device("cpu")), torch.no_grad():
             scores_UTV: Tensor = module(torch.randn(2, frames, MEL_COUNT), torch.tensor([frames, frames - 8]))[0]
             return scores_UTV
 
-    before = heard(TRIED_FRAMES)
-    heard(3 * TRIED_FRAMES)
-    if not torch.equal(heard(TRIED_FRAMES), before):
+    before = scores(TRIED_FRAMES)
+    scores(3 * TRIED_FRAMES)
+    if not torch.equal(scores(TRIED_FRAMES), before):
         raise InputError(
-            "model: what it makes of an utterance depends on what it heard before, so that one client would move "
+            "model: what it makes of an utterance depends on its inputs before, so that one client would move "
             "another's update; expected a module that keeps nothing between calls"
         )
 

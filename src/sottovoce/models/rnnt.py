@@ -1,19 +1,13 @@
-"""The RNN transducer's loss (Graves, 2012), with its own backward pass, and a joint that is never there as a whole.
+"""The RNN transducer's loss (Graves, 2012) with its own backward pass; the joint never exists as a whole.
 
     f = encoded[t], g = predicted[u] ─► tanh(f + g) ─► weight, bias ─► log-softmax over the blank and the tokens
 
-An alignment is a way through a lattice of T frames and U+1 places in the text: the blank goes to the next frame, the
-text's next token to the next place, and the last blank leaves the lattice. Any number of tokens may share a frame, so
-every text fits into one frame.
+An alignment is a path through a lattice of T frames and U+1 places in the text: the blank goes to the next frame, the
+next token to the next place, and the last blank leaves the lattice. Any number of tokens may share a frame.
 
-Log-probabilities of all nodes are read chunk by chunk (frames of one utterance), of each the blank's and the next
-token's only; the lattice is walked in float64, over its anti-diagonals; the backward pass computes each chunk again and
-turns it into its gradient. B×T×U×V numbers exist at no time, and nothing is computed for padding, so that an
-utterance's loss and gradients are the same bits in any batch.
-
-What that costs at best: 2·B·T·(U+1)·J·V operations, once forward, once to compute again, twice for the gradients. With
-B=32, T=400, U=80, J=1,024, V=2,501 these are 21 Tflop, 30 ms at 700 Tflop/s; to write and read 16-bit logits five times
-takes another 6 ms of an H200's memory.
+Log-probabilities of the blank and the next token are read chunk by chunk (frames of one utterance); the lattice is
+walked in float64 over its anti-diagonals; the backward pass computes each chunk again. Nothing is computed for padding,
+so an utterance's loss and gradients are the same bits in any batch. Cost: 8·B·T·(U+1)·J·V operations.
 
 Shapes: B utterances, T frames, U tokens of a text, W = U+1 places, J width of the joint, V outputs (the blank, then the
 tokens), C frames of a chunk, D anti-diagonals, R rows of a walk.
@@ -28,26 +22,25 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.flat.kernels import triton_kernels
 from sottovoce.models.ctc import BLANK
 
 # Logits that exist at a time: on a processor, few enough for its caches; on a GPU, enough to fill it.
 CHUNK_LOGITS = {"cuda": 2**27}
 CPU_CHUNK_LOGITS = 2**21
-# Shares of alignments below this pull at nothing: most nodes' are so small that, times a softmax, they would leave the
+# Shares of alignments below this have no gradient: most nodes' are so small that, times a softmax, they would leave the
 # range in which a processor multiplies at full speed, and no sum of float32 would notice them.
 LEAST_SHARE = 1e-20
 # Rows of 16-bit matrices should begin on 16 bytes, or a GPU's products take the long way.
 ALIGNED = 8
 
 
-def losses(logits_BTWV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
+def logit_losses(logits_BTWV: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> Tensor:
     """-log p(text | speech) of each utterance, not divided by any length: [B]; where all logits are there already.
 
-    Both lengths are on the host. An empty text is a text. An utterance without a frame has no alignment: it costs
-    nothing and pulls at nothing. Refused: more frames or tokens than there are, and tokens that are the blank or no
-    output at all.
+    Both lengths are on the host. An empty text is a text. An utterance without a frame has no loss and no gradient.
+    Refused: more frames or tokens than there are, and tokens that are the blank or no output.
     """
     texts = _checked(logits_BTWV.shape[1], logits_BTWV.shape[3], lengths_B, tokens_BU, token_lengths_B)
     return _OfLogits.apply(logits_BTWV, *texts)  # type: ignore[no-any-return, no-untyped-call]
@@ -62,7 +55,7 @@ def joint_losses(
     tokens_BU: Tensor,
     token_lengths_B: Tensor,
 ) -> Tensor:
-    """`losses` of the logits tanh(encoded + predicted)·weightᵀ + bias, [B], with gradients for all four."""
+    """`logit_losses` of the logits tanh(encoded + predicted)·weightᵀ + bias, [B], with gradients for all four."""
     texts = _checked(encoded_BTJ.shape[1], len(bias_V), lengths_B, tokens_BU, token_lengths_B)
     return _OfJoint.apply(encoded_BTJ, predicted_BWJ, weight_VJ, bias_V, *texts)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -237,15 +230,15 @@ def _scaled(occupied: list[Tensor], grad_B: Tensor) -> list[Tensor]:
 
 def _read(logits_CWV: Tensor, next_W: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities [C, W] of the blank and of the next token."""
-    if (kernels := _kernels(logits_CWV)) is not None and kernels.takes(logits_CWV):
-        return kernels.read(logits_CWV, next_W)  # type: ignore[no-any-return]
+    if (kernels := _kernels(logits_CWV)) is not None and kernels.takes_logits(logits_CWV):
+        return kernels.read_nodes(logits_CWV, next_W)  # type: ignore[no-any-return]
     log_probs_CWV = logits_CWV.log_softmax(dim=-1, dtype=_precision(logits_CWV))
     return log_probs_CWV[..., BLANK], log_probs_CWV.gather(2, _index(logits_CWV, next_W))[..., 0]
 
 
 def _pull(logits_CWV: Tensor, next_W: Tensor, blank_CW: Tensor, label_CW: Tensor) -> Tensor:
     """The gradient by the logits, in their place: all that passes a node times its softmax, less what is read there."""
-    if (kernels := _kernels(logits_CWV)) is not None and kernels.takes(logits_CWV):
+    if (kernels := _kernels(logits_CWV)) is not None and kernels.takes_logits(logits_CWV):
         return kernels.pull(logits_CWV, next_W, blank_CW, label_CW)  # type: ignore[no-any-return]
     pulled_CWV = logits_CWV.softmax(dim=-1, dtype=_precision(logits_CWV))
     pulled_CWV *= (blank_CW + label_CW)[..., None]
@@ -274,11 +267,7 @@ class Walked(NamedTuple):
 
 
 def _walked(
-    logits: Callable[[Chunk], Tensor],
-    chunks: list[Chunk],
-    next_BW: Tensor,
-    lengths_B: Tensor,
-    token_lengths_B: Tensor,
+    logits: Callable[[Chunk], Tensor], chunks: list[Chunk], next_BW: Tensor, lengths_B: Tensor, token_lengths_B: Tensor
 ) -> Walked:
     frames = int(lengths_B.max()) if len(lengths_B) else 0
     blank_BTW = torch.zeros(len(next_BW), frames, next_BW.shape[1], dtype=torch.float64, device=next_BW.device)
@@ -290,9 +279,9 @@ def _walked(
 
 
 def walk(blank_BTW: Tensor, label_BTW: Tensor, lengths_B: Tensor, token_lengths_B: Tensor) -> Walked:
-    """Through the lattice and back, given log-probabilities of the blank and the next token at each node, in float64.
+    """Walk the lattice both ways, given log-probabilities of the blank and the next token at each node, in float64.
 
-    What stands behind an utterance's frames and places is not looked at. All is on one device.
+    Values outside an utterance's frames and places are ignored. All is on one device.
     """
     if not blank_BTW.numel():
         return Walked(blank_BTW.new_zeros(len(lengths_B)), blank_BTW, label_BTW)
@@ -321,10 +310,10 @@ def walk(blank_BTW: Tensor, label_BTW: Tensor, lengths_B: Tensor, token_lengths_
 def both_ways_over_diagonals(
     blank_BTW: Tensor, label_BTW: Tensor, lengths_B: Tensor, token_lengths_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [B, T, W] of all ways to a node from the first, and from it out of the lattice.
+    """Log-probabilities [B, T, W] of all paths to a node from the first, and from it out of the lattice.
 
-    Nodes of one anti-diagonal depend on those of the one before alone. The way back is walked at the same time, as
-    rows of their own, from the place behind the last frame, with places counted from the text's end.
+    Nodes of one anti-diagonal depend on the one before alone. The way back is walked at the same time, as rows of its
+    own.
     """
     frames, width = blank_BTW.shape[1:]
     place_W, device = torch.arange(width, device=blank_BTW.device), blank_BTW.device

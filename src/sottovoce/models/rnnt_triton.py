@@ -1,12 +1,8 @@
-"""What `rnnt` does with nodes of a lattice, as Triton kernels: the same bits on every call, no waiting for the host.
+"""Triton kernels of `rnnt`: the same bits on every call, no waiting for the host.
 
-Nodes' logits are read once each, by a program that holds a whole row; the joint's gradient is summed over frames and
-over places in one reading.
-
-The lattice is walked by two programs for each utterance, in one launch: one from its first node, one back from behind
-its last frame, with places counted from the text's end, which makes it the same walk. Both go from one anti-diagonal to
-the next, where a place needs itself and the place before; that one's score comes through memory, like everything that
-threads hand to one another here.
+Each node's logits are read once, by a program that holds a whole row. Two programs walk each utterance's lattice in one
+launch: one from its first node, one back from behind its last frame with places counted from the text's end, which
+makes it the same walk. Threads exchange scores through memory.
 
 Shapes: B utterances, T frames, W places, J width of the joint, C frames of a chunk, V outputs (the blank, then the
 tokens), P parts of the frames.
@@ -27,7 +23,7 @@ _SIZES = ("frames", "width", "walk_stride", "places", "outputs", "share_stride",
 _TILE = (8, 4, 128)
 
 
-def takes(logits_CWV: Tensor) -> bool:
+def takes_logits(logits_CWV: Tensor) -> bool:
     """Whether the kernels read these nodes; any others are torch's."""
     return logits_CWV.dtype in (torch.float32, torch.bfloat16, torch.float16) and logits_CWV.shape[2] <= MOST_OUTPUTS
 
@@ -36,7 +32,7 @@ def walks(blank_BTW: Tensor) -> bool:
     return blank_BTW.shape[2] <= MOST_PLACES
 
 
-def read(logits_CWV: Tensor, next_W: Tensor) -> tuple[Tensor, Tensor]:
+def read_nodes(logits_CWV: Tensor, next_W: Tensor) -> tuple[Tensor, Tensor]:
     """See `rnnt._read`."""
     logits_CWV = logits_CWV.contiguous()
     frames, places, outputs = logits_CWV.shape

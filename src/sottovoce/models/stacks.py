@@ -1,7 +1,6 @@
-"""What stacked models of any family are made of: many clients' tensors, each with a leading client axis.
+"""Tensors of many clients, each with a leading client axis, for stacked models of any family.
 
-Shapes: N clients, W utterances of the client with most, U utterances of all, I inputs, O outputs, M whatever lies
-between.
+Shapes: N clients, W utterances of the client with most, U utterances of all, I inputs, O outputs, M any others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.models.family import Parameters
-from sottovoce.models.module import with_corrections
+from sottovoce.models.trainable import with_corrections
 
 Weights = dict[str, Tensor]
 
@@ -23,7 +22,7 @@ def stacked_weights(parameters: Parameters, clients: int, shapes: Mapping[str, t
     }
 
 
-def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
+def stacked_linear(weights: Weights, name: str, x: Tensor) -> Tensor:
     """[N, …, I] to [N, …, O], each client with its own matrix."""
     weight_NOI, bias_NO = weights[f"{name}.weight"], weights[f"{name}.bias"]
     found_NMO = torch.baddbmm(bias_NO[:, None], x.flatten(1, -2), weight_NOI.mT)
@@ -41,7 +40,7 @@ def line_places(rows_U: Sequence[int], clients: int) -> tuple[Tensor, int]:
     return torch.tensor(rows_U) * width + torch.tensor(order), width
 
 
-def in_lines(own: Tensor, places_U: Tensor, lines: int) -> Tensor:
+def to_lines(own: Tensor, places_U: Tensor, lines: int) -> Tensor:
     """What utterances have, in their lines; zero in idle ones."""
     at_U = places_U.to(own.device, non_blocking=True)
     return own.new_zeros(lines, *own.shape[1:]).index_copy_(0, at_U, own)

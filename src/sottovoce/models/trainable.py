@@ -1,7 +1,7 @@
 """Training a part of a model: chosen tensors, or low-rank corrections of its block matrices (LoRA, Hu et al. 2022).
 
-    start ─► split ─► trained   a dictionary of tensors like any model's: trained, sent, clipped, noised, stepped
-                  └─► frozen    the rest, which stays as it is
+    start ─► split_parameters ─► trained   a dictionary of tensors like any model's
+                              └─► frozen   the rest, which stays as it is
 
     frozen.with_trained(trained)    what a forward pass takes; gradients flow to `trained`
     frozen.merged(trained)          a plain model again: what is evaluated and saved
@@ -20,9 +20,8 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models.family import Parameters
-from sottovoce.models.low_rank import low_rank_names
 
 ALLOWED = 'expected "lora(r=16)", "lora(r=8, alpha=16)", "blocks.30-35", "output", "*.norm.*", or several with commas'
 
@@ -30,6 +29,26 @@ _LORA = re.compile(r"lora\(\s*r\s*=\s*([0-9]{1,6})\s*(?:,\s*alpha\s*=\s*([0-9.eE
 _BLOCKS = re.compile(r"blocks\.([0-9]{1,3})(?:-([0-9]{1,3}))?(\..+)?")
 _PATTERN = re.compile(r"[\w.*?\[\]-]+")
 _COMMA = re.compile(r",(?![^(]*\))")  # not within parentheses
+
+
+def low_rank_names(matrix: str) -> tuple[str, str]:
+    """The names of the pair a, b that corrects a matrix W to W + b·a.
+
+    >>> low_rank_names("blocks.07.mlp.hidden.weight")
+    ('blocks.07.mlp.hidden.lora_a', 'blocks.07.mlp.hidden.lora_b')
+    """
+    stem = matrix.removesuffix("weight")
+    return f"{stem}lora_a", f"{stem}lora_b"
+
+
+def with_corrections(parameters: Parameters) -> dict[str, Tensor]:
+    """Plain parameters, with low-rank corrections added to their matrices."""
+    whole = {name: p for name, p in parameters.items() if not name.endswith((".lora_a", ".lora_b"))}
+    for name in whole:
+        a, b = low_rank_names(name)
+        if a in parameters:
+            whole[name] = whole[name] + parameters[b] @ parameters[a]
+    return whole
 
 
 @dataclass(frozen=True)
@@ -144,10 +163,10 @@ class Trainable:
         return sum(tensor.numel() for tensor in self.frozen.tensors.values())
 
 
-def split(
-    part: Part | None, parameters: Parameters, *, corrected: Callable[[str], bool], generator: torch.Generator
+def split_parameters(
+    part: Part | None, parameters: Parameters, *, is_lora_target: Callable[[str], bool], generator: torch.Generator
 ) -> Trainable:
-    """`parameters` as what is trained and what is not; None trains everything. LoRA is for matrices `corrected` by it.
+    """`parameters` as what is trained and what is not; None trains everything.
 
     Low-rank corrections start as nothing: a is drawn like a block's matrices, b is zero.
     """
@@ -158,7 +177,7 @@ def split(
     for name, tensor in parameters.items():
         if name in chosen:
             initial[name] = tensor
-        elif part.lora is not None and tensor.dim() == 2 and corrected(name):
+        elif part.lora is not None and tensor.dim() == 2 and is_lora_target(name):
             initial |= _low_rank(part, name, tensor, generator=generator)
     frozen = {name: tensor for name, tensor in parameters.items() if name not in initial}
     return Trainable(initial, Frozen(frozen, 1.0 if part.lora is None else part.lora.scale))

@@ -15,9 +15,8 @@ from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from sottovoce.errors import InputError
-from sottovoce.optimisers.optimiser import Optimiser, State, Tensors, check_step
-from sottovoce.optimisers.ranges import check_range
+from sottovoce.base.errors import InputError
+from sottovoce.optimisers.optimiser import Optimiser, State, Tensors, check_range, check_step
 
 Listed = list[Tensor]
 Slots = list[list[Tensor]]

@@ -1,10 +1,12 @@
-"""The walks of `fused` as Triton kernels: sums for the norms, then one step, each byte moved once.
+"""The steps of `weights` as Triton kernels: sums for the norms, then one step, each byte moved once.
 
 The flat vector is cut into chunks that never cross a tensor (`segments_triton.chunk_table`); one program works on one
 chunk. Partial sums have fixed places, so that the same gradient gives the same bits every time.
 
 Shapes: P flat length, H parameter tensors. "..." is nothing (one model) or N (stacked clients, a row each).
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,27 +33,34 @@ def sums(
     return squares, parameter_squares, products
 
 
-def step(
+@dataclass(frozen=True)
+class LarsTerms:
+    """What LARS adds to SGD: its momentum [..., P], trust ratios [..., H] and settings."""
+
+    momentum: Tensor
+    ratios: Tensor
+    momentum_factor: float
+    weight_decay: float
+
+
+def fused_step(
     master: Tensor,
     working: Tensor | None,
     gradient: Tensor,
-    momentum: Tensor | None,
     layers: Layers,
     *,
     scale: Tensor,
-    ratios: Tensor | None,
     lr: float,
-    momentum_factor: float,
-    weight_decay: float,
-    chunk: int = CHUNK,
+    lars: LarsTerms | None,
 ) -> None:
-    """With a momentum, LARS: m ← factor·m + lr·ratio·(scale·g + weight_decay·θ), θ ← θ - m. Without, SGD.
+    """LARS: m ← factor·m + lr·ratio·(scale·g + weight_decay·θ), θ ← θ - m. Without `lars`, SGD. `scale` is [...].
 
-    `working`, where there is one, becomes the new master in its own type. `scale` is [...], `ratios` [..., H].
+    `working`, where there is one, becomes the new master in its own type.
     """
+    momentum = None if lars is None else lars.momentum
     for flat in (master, working, gradient, momentum):
         assert flat is None or (flat.shape == master.shape and flat.is_contiguous())
-    table = chunk_table(layers, master.device, chunk)
+    table = chunk_table(layers, master.device, CHUNK)
     # A pointer that the kernel never follows must still be some tensor.
     _step[(len(table.starts), master.numel() // master.shape[-1])](
         master,
@@ -59,11 +68,11 @@ def step(
         gradient,
         master if momentum is None else momentum,
         scale.float(),
-        master if ratios is None else ratios.float(),
+        master if lars is None else lars.ratios.float(),
         table.starts, table.lengths, table.layers, layers.layout.flat_size, len(layers.names),
-        float(lr), float(momentum_factor), float(weight_decay),
-        COPY=working is not None, LARS=momentum is not None,
-        ALIGNED=ALIGNMENT, CHUNK=chunk, num_warps=WARPS,
+        float(lr), float(lars.momentum_factor if lars else 0.0), float(lars.weight_decay if lars else 0.0),
+        COPY=working is not None, LARS=lars is not None,
+        ALIGNED=ALIGNMENT, CHUNK=CHUNK, num_warps=WARPS,
     )  # fmt: skip
 
 

@@ -17,26 +17,22 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
 COUNT = "count"
 
 
-def _zero_count() -> Tensor:
-    return torch.zeros((), dtype=torch.int64)
-
-
 @dataclass(frozen=True)
 class State:
     """What an optimiser remembers: named lists of tensors, one per parameter, and the number of steps taken.
 
-    `count` lives on the CPU, whatever the device: reading it never waits, and it is saved like any other tensor.
+    `count` is on the CPU, whatever the device: reading it never waits, and it is saved like any other tensor.
     """
 
     slots: Mapping[str, list[Tensor]] = field(default_factory=dict)
-    count: Tensor = field(default_factory=_zero_count)
+    count: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
 
     def advance(self) -> int:
         """Counts one more step and returns its number, starting with 1."""
@@ -71,6 +67,24 @@ def check_step(parameters: Tensors, gradients: Tensors, lr: float) -> None:
     assert 0 <= lr < math.inf, f"{lr=}, expected a finite number >= 0"
     assert len(parameters) == len(gradients), f"{len(parameters)} parameters but {len(gradients)} gradients"
     assert all(p.shape == g.shape for p, g in zip(parameters, gradients, strict=True)), "gradients of other shapes"
+
+
+def check_range(owner: object, *names: str, low: float, below: float = math.inf) -> None:
+    """Raises InputError unless the named settings of `owner` are numbers with low <= value < below."""
+    for name in names:
+        value = getattr(owner, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and low <= value < below):
+            expected = f"at least {low}" + ("" if below == math.inf else f" and below {below}")
+            raise InputError(f"{type(owner).__name__}: {name}={value!r}, expected a finite number, {expected}")
+
+
+def tensor_norms(tensors: Tensors, *, stacked: bool = False) -> Tensor:
+    """The L2 norm of every tensor, norms_H; of every client's row of it, norms_CH, when stacked."""
+    if not stacked:
+        return torch.stack(list(torch._foreach_norm(tensors)))
+    rows = [tensor.reshape(tensor.shape[0], -1) for tensor in tensors]
+    return torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows], dim=1)
 
 
 def state_tensors(state: State) -> dict[str, Tensor]:

@@ -1,17 +1,116 @@
 """A model's weights while it is trained: a float32 master, a copy to compute with, and the gradient, each one vector.
 
-Shapes: P flat length, H parameter tensors. "..." is nothing (one model) or N (stacked clients, a row each).
+A step clips, moves the master and refreshes the copy. On a CUDA device with Triton, SGD without momentum and LARS walk
+over the vector twice (`fused_triton`): once for the norms, once to clip, step and write the copy. Everything else goes
+through `Optimiser.step`. Both ways compute the same up to rounding, and neither waits for the device.
+
+Shapes: P flat length, H parameter tensors. "..." is nothing (one model) or N (stacked clients, each as if alone).
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import ModuleType
 from typing import final
 
 import torch
 from torch import Tensor
 
-from sottovoce.flat.layout import Layout
-from sottovoce.optimisers.fused import FlatOptimiser
-from sottovoce.optimisers.optimiser import Optimiser
+from sottovoce.flat.kernels import triton_kernels
+from sottovoce.flat.layout import Layout, tensor_layers
+from sottovoce.optimisers.elementwise import SGD, ElementwiseOptimiser
+from sottovoce.optimisers.layerwise import LARS, trust_ratios
+from sottovoce.optimisers.optimiser import Optimiser, State, restore_state, state_tensors, tensor_norms
+
+
+@final
+class FlatOptimiser:
+    """An optimiser that moves `master` [..., P], and `working` (the same tensor, or a copy in another type) with it.
+
+    Its state is flat as well: one tensor [..., P] for each of the optimiser's slots.
+    """
+
+    def __init__(self, optimiser: Optimiser, layout: Layout, *, master: Tensor, working: Tensor) -> None:
+        self._optimiser, self._layout, self._layers = optimiser, layout, tensor_layers(layout)
+        self._master, self._working = master, working
+        self._stacked = master.dim() == 2
+        self._parameters = layout.parts(master)
+        self._kernels = _kernels(optimiser, master.device)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all that was remembered."""
+        self.state = self._optimiser.init([self._master])
+        slots = {name: self._layout.parts(flat) for name, (flat,) in self.state.slots.items()}
+        self._state_by_tensor = State(slots, self.state.count)
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor, *, lr: float, max_norm: float) -> tuple[Tensor, Tensor]:
+        """See `Weights.step`. What `gradient` holds afterwards is undefined."""
+        assert max_norm > 0, f"{max_norm=}, expected a number above 0"
+        assert 0 <= lr < math.inf, f"{lr=}, expected a finite number >= 0"
+        if self._kernels is not None:
+            return self._fused(self._kernels, gradient, lr=lr, max_norm=max_norm)
+        gradient = gradient.to(self._master.dtype)
+        gradients = self._layout.parts(gradient)
+        norms = tensor_norms(gradients, stacked=self._stacked)
+        norm, scale = _clip_scale(norms, max_norm)
+        gradient.mul_(scale.unsqueeze(-1) if self._stacked else scale)
+        if isinstance(self._optimiser, ElementwiseOptimiser):
+            self._optimiser.step([self._master], [gradient], self.state, lr=lr, stacked=self._stacked)
+            self._layout.clear_padding(self._master)  # Adam with eps=0 makes 0/0 of it
+        else:
+            self._optimiser.step(self._parameters, gradients, self._state_by_tensor, lr=lr, stacked=self._stacked)
+        self.refresh()
+        return norm, norms
+
+    def refresh(self) -> None:
+        """Bring the working copy up to the master."""
+        if self._working is not self._master:
+            self._working.copy_(self._master)
+
+    def _fused(self, kernels: ModuleType, gradient: Tensor, *, lr: float, max_norm: float) -> tuple[Tensor, Tensor]:
+        lars = self._optimiser if isinstance(self._optimiser, LARS) else None
+        squares, parameter_squares, products = kernels.sums(
+            gradient, None if lars is None else self._master, self._layers
+        )
+        norms = squares.sqrt()
+        norm, scale = _clip_scale(norms, max_norm)
+        terms = None
+        if lars is not None:
+            # ‖s·g + w·θ‖², from sums over the unclipped gradient.
+            decay, s = lars.weight_decay, scale.unsqueeze(-1)
+            update_norms = s**2 * squares + 2 * decay * s * products + decay**2 * parameter_squares
+            update_norms = update_norms.clamp(min=0).sqrt()
+            ratios = trust_ratios(
+                parameter_squares.sqrt(), update_norms, coefficient=lars.trust_coefficient, eps=lars.eps
+            )
+            terms = kernels.LarsTerms(self.state.slots["momentum"][0], ratios, lars.momentum, decay)
+        working = None if self._working is self._master else self._working
+        kernels.fused_step(self._master, working, gradient, self._layers, scale=scale, lr=lr, lars=terms)
+        self.state.advance()
+        return norm.float(), norms.float()
+
+
+def _clip_scale(norms: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
+    """The norm of all, and what the gradient must be multiplied with: NaN where the norm is not finite.
+
+    The step is then visibly lost, and none of it half clipped; a client's update is not finite, and counts as zero.
+    This steadies training and carries no privacy guarantee: users' updates are clipped elsewhere.
+    """
+    norm: Tensor = torch.linalg.vector_norm(norms, dim=-1)
+    # A zero norm gives max_norm/0 = inf, which the clamp makes 1.
+    return norm, (max_norm / norm).clamp(max=1.0).masked_fill(~norm.isfinite(), math.nan)
+
+
+def has_kernels(optimiser: Optimiser) -> bool:
+    """Whether `fused_triton` knows this optimiser."""
+    return isinstance(optimiser, LARS) or (isinstance(optimiser, SGD) and not optimiser.momentum)
+
+
+def _kernels(optimiser: Optimiser, device: torch.device) -> ModuleType | None:
+    if not has_kernels(optimiser) or device.type != "cuda":
+        return None
+    return triton_kernels("sottovoce.optimisers.fused_triton")
 
 
 @final
@@ -97,8 +196,7 @@ class Weights:
     def step(self, *, lr: float, max_norm: float) -> tuple[Tensor, Tensor]:
         """One step against the gradients, clipped to `max_norm`; their norm before, and norms [..., H] (`norm_names`).
 
-        Nothing waits for the device, so a norm that is not finite is not acted upon here: it makes every weight NaN,
-        and whoever reads it must stop before the weights are used.
+        Nothing waits for the device: a norm that is not finite makes every weight NaN, and whoever reads it must stop.
         """
         if not self._statistics:
             return self._flat.step(self.gradient, lr=lr, max_norm=max_norm)
@@ -131,8 +229,8 @@ class Weights:
 
     def optimiser_tensors(self) -> dict[str, Tensor]:
         """The optimiser's state, ready to be saved."""
-        return self._flat.tensors()
+        return state_tensors(self._flat.state)
 
     def restore_optimiser(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over a state that `optimiser_tensors` gave."""
-        self._flat.restore(tensors)
+        restore_state(self._flat.state, tensors=tensors)

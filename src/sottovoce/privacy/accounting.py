@@ -9,28 +9,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.events import Event, Neighbouring, poisson_release, repeated
 from sottovoce.privacy.pld import CAREFUL, SMALLEST_DELTA, Pld, PldCap, compose_pld
-from sottovoce.privacy.rdp import (
-    RunningEpsilon,
-    check_delta,
-    delta_of_curve,
-    epsilon_of_curve,
-    event_curve,
-    neighbouring_of,
-)
-
-__all__ = [
-    "Delta",
-    "Epsilon",
-    "RunningEpsilon",
-    "delta",
-    "epsilon",
-    "pld_epsilon",
-    "poisson_epsilon",
-    "rdp_epsilon",
-]
+from sottovoce.privacy.rdp import RunningEpsilon as RunningEpsilon
+from sottovoce.privacy.rdp import check_delta, delta_of_curve, epsilon_of_curve, event_curve, neighbouring_of
 
 
 @dataclass(frozen=True)
@@ -100,9 +83,8 @@ def poisson_epsilon(
     noise_multiplier: float, *, sampling_rate: float, central_steps: int, delta: float, cap: PldCap = CAREFUL
 ) -> Epsilon:
     """ε of `central_steps` Poisson-sampled Gaussian releases: the usual run."""
-    return epsilon(
-        repeated(poisson_release(noise_multiplier, sampling_rate=sampling_rate), central_steps), delta, cap=cap
-    )
+    step = poisson_release(noise_multiplier, sampling_rate=sampling_rate)
+    return epsilon(repeated(step, central_steps), delta, cap=cap)
 
 
 def delta(event: Event, epsilon: float, *, cap: PldCap = CAREFUL) -> Delta:

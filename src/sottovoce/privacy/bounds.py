@@ -8,9 +8,9 @@ equations. Two steps of the printed proofs deserve a caveat, and the results car
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -91,47 +91,39 @@ class Bound:
 
 def theorem2(run: RunMeasurement) -> Bound:
     """Theorem 2 (Eq. 51): all clients take part in every step (q = 1)."""
-    reach2 = (run.local_lr * run.local_steps) ** 2  # η_loc²·T_loc²
-    h = len(run.layers)
-    layer_terms = {
-        "dp_noise": {x.name: _dp_noise(run, x) for x in run.layers},
-        "local_drift": {x.name: 32 * reach2**2 * run.smoothness**2 * x.gradient_bound**2 for x in run.layers},
-        "clipping_bias": {x.name: 2 * reach2 * (x.gradient_bound / x.clip_bound) ** 2 for x in run.layers},
-        "trust_ratio": {x.name: 8 * reach2 * (x.gradient_bound * x.trust_deviation) ** 2 for x in run.layers},
-        "intra_client": {x.name: 4 * reach2 * _spread(run, x) * x.intra_variance for x in run.layers},
-        "inter_client": {x.name: 4 * reach2 * _spread(run, x) * x.inter_variance for x in run.layers},
-    }
-    scalar_terms = {
-        "optimisation": 2 * run.loss_gap / (run.server_lr * run.central_steps),
-        "global_update_noise": 16 * h * reach2 * run.gradient_deviation_global**2,
-        "local_update_noise": 32 * h * reach2 * run.gradient_deviation_local**2,
-    }
-    kappa = _kappa(run, 8)
+    bound = _bound("Theorem 2", run, factor=4, q=1.0)
     full = Assumption("every client in every step", run.sampling_rate == 1, f"sampling_rate = {run.sampling_rate:g}")
-    return _bound("Theorem 2", kappa, scalar_terms, layer_terms, (*_common_assumptions(run, kappa, 8), full))
+    return replace(bound, assumptions=(*bound.assumptions, full))
 
 
 def theorem3(run: RunMeasurement) -> Bound:
     """Theorem 3 (Eq. 68): clients are sampled with probability q."""
-    reach2 = (run.local_lr * run.local_steps) ** 2
-    q = run.sampling_rate
-    h = len(run.layers)
+    q, reach2 = run.sampling_rate, (run.local_lr * run.local_steps) ** 2
+    sampling = {x.name: 5 * reach2 * (1 - q) / q * x.gradient_bound**2 for x in run.layers}  # Eq. 73
+    return _bound("Theorem 3", run, factor=5, q=q, more={"client_sampling": sampling})
+
+
+def _bound(
+    theorem: str, run: RunMeasurement, *, factor: int, q: float, more: dict[str, dict[str, float]] | None = None
+) -> Bound:
+    """What both theorems share: the coefficients of Theorem 3 (`factor` 5) are 5/4 of those of Theorem 2 (4)."""
+    reach2, layers, h = (run.local_lr * run.local_steps) ** 2, run.layers, len(run.layers)  # η_loc²·T_loc²
     layer_terms = {
-        "dp_noise": {x.name: _dp_noise(run, x) for x in run.layers},  # Eq. 71: the q of the noise cancels
-        "local_drift": {x.name: 40 * reach2**2 * run.smoothness**2 * x.gradient_bound**2 for x in run.layers},
-        "clipping_bias": {x.name: 2.5 * reach2 / q * (x.gradient_bound / x.clip_bound) ** 2 for x in run.layers},
-        "trust_ratio": {x.name: 10 * reach2 / q * (x.gradient_bound * x.trust_deviation) ** 2 for x in run.layers},
-        "client_sampling": {x.name: 5 * reach2 * (1 - q) / q * x.gradient_bound**2 for x in run.layers},  # Eq. 73
-        "intra_client": {x.name: 5 * reach2 / q * _spread(run, x) * x.intra_variance for x in run.layers},
-        "inter_client": {x.name: 5 * reach2 / q * _spread(run, x) * x.inter_variance for x in run.layers},
+        "dp_noise": {x.name: _dp_noise(run, x) for x in layers},  # Eq. 71: the q of the noise cancels
+        "local_drift": {x.name: 8 * factor * reach2**2 * run.smoothness**2 * x.gradient_bound**2 for x in layers},
+        "clipping_bias": {x.name: factor / 2 * reach2 / q * (x.gradient_bound / x.clip_bound) ** 2 for x in layers},
+        "trust_ratio": {x.name: 2 * factor * reach2 / q * (x.gradient_bound * x.trust_deviation) ** 2 for x in layers},
+        **(more or {}),
+        "intra_client": {x.name: factor * reach2 / q * _spread(run, x) * x.intra_variance for x in layers},
+        "inter_client": {x.name: factor * reach2 / q * _spread(run, x) * x.inter_variance for x in layers},
     }
-    scalar_terms = {
+    terms = {
         "optimisation": 2 * run.loss_gap / (run.server_lr * run.central_steps),
-        "global_update_noise": 20 * h * reach2 * run.gradient_deviation_global**2,
-        "local_update_noise": 40 * h * reach2 * run.gradient_deviation_local**2,
-    }
-    kappa = _kappa(run, 10)
-    return _bound("Theorem 3", kappa, scalar_terms, layer_terms, _common_assumptions(run, kappa, 10))
+        "global_update_noise": 4 * factor * h * reach2 * run.gradient_deviation_global**2,
+        "local_update_noise": 8 * factor * h * reach2 * run.gradient_deviation_local**2,
+    } | {name: math.fsum(by_layer.values()) for name, by_layer in layer_terms.items()}
+    kappa = 1 - 2 * factor * (1 - run.local_lr * run.local_steps) ** 2
+    return Bound(theorem, kappa, terms, layer_terms, _common_assumptions(run, kappa, 2 * factor))
 
 
 def _dp_noise(run: RunMeasurement, layer: LayerMeasurement) -> float:
@@ -144,10 +136,6 @@ def _dp_noise(run: RunMeasurement, layer: LayerMeasurement) -> float:
 def _spread(run: RunMeasurement, layer: LayerMeasurement) -> float:
     """R_h²·M_h²/(ξ²·C_h²), the weight of the variances in Eq. 45 and 48."""
     return (layer.trust_ratio * layer.gradient_bound / layer.clip_bound) ** 2 / run.optimiser_eps**2
-
-
-def _kappa(run: RunMeasurement, factor: int) -> float:
-    return 1 - factor * (1 - run.local_lr * run.local_steps) ** 2
 
 
 def _common_assumptions(run: RunMeasurement, kappa: float, factor: int) -> tuple[Assumption, ...]:
@@ -177,14 +165,3 @@ def _common_assumptions(run: RunMeasurement, kappa: float, factor: int) -> tuple
             f"server_momentum = {run.server_momentum:g}, server_weight_decay = {run.server_weight_decay:g}",
         ),
     )
-
-
-def _bound(
-    theorem: str,
-    kappa: float,
-    scalar_terms: dict[str, float],
-    layer_terms: dict[str, dict[str, float]],
-    assumptions: tuple[Assumption, ...],
-) -> Bound:
-    sums = {name: math.fsum(by_layer.values()) for name, by_layer in layer_terms.items()}
-    return Bound(theorem, kappa, {**scalar_terms, **sums}, layer_terms, assumptions)

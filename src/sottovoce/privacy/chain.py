@@ -1,8 +1,8 @@
 """Append-only lines of JSON, each sealed by a hash of itself and of all before it.
 
-A line is `{"hash":…,"record":…}` in one fixed spelling, its hash SHA-256 over the previous hash and the record. So a
-changed, missing, added or moved line breaks the chain from there on. What the chain alone cannot show is a file cut
-after a whole line, or written anew from the start: for that its length and last hash are kept elsewhere (`Mark`).
+A line is `{"hash":…,"record":…}` in canonical JSON, its hash SHA-256 over the previous hash and the record. So a
+changed, missing, added or moved line breaks the chain from there on. The chain alone cannot show a file cut after a
+whole line, or rewritten from the start: for that its length and last hash are kept elsewhere (`Mark`).
 """
 
 import fcntl
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from sottovoce.errors import InputError
-from sottovoce.files import naming, read_file, sync_folder
-from sottovoce.parsing import parse_json
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import name_in_errors, read_file, sync_folder
+from sottovoce.base.parsing import parse_json
 
 Record = dict[str, Any]
 _GENESIS = "0" * 64
@@ -112,7 +112,7 @@ class ChainWriter:
     def append(self, record: Record) -> Mark:
         line, digest = seal(record, after=self.mark.head)
         try:
-            with naming(self._path):
+            with name_in_errors(self._path):
                 written = 0
                 while written < len(line):
                     written += os.pwrite(self._file, line[written:], self._size + written)

@@ -1,13 +1,11 @@
-"""How well clients are understood, as one more noised sum: the word error rate of a model on their held-out speech.
+"""The word error rate of a model on clients' held-out speech, released as one more noised sum.
 
-    client     errors, words ─► at most 100 % wrong ─► at most `words` words ─► (misheard, understood)
-    sum        over a Poisson cohort, on the public grid ─► noise ─► misheard / (misheard + understood)
+    client     errors, words ─► at most 100 % wrong ─► at most `words` words ─► (errors, correct)
+    sum        over a Poisson cohort, on the public grid ─► noise ─► errors / (errors + correct)
 
-A client's two numbers are never negative and add up to `words` (W) at most, so the pair is no longer than W: that is
-the clip bound, and one person's whole influence. (Errors and words themselves could be √2 as long.) The rate is thus
-that of people who count by their words, up to W of them each, with nobody above 100 %; decisions/027 has the bias.
-
-Everything here but the pair itself is a `Plan`'s: sampling, clipping, grid, noise, and what is charged.
+A client's two numbers are never negative and add up to `words` (W) at most, so the pair's norm is at most W: the clip
+bound. (Errors and words themselves could be √2 as long.) The rate weights people by their words, up to W each, with
+nobody above 100 %; decisions/027 has the bias. Sampling, clipping, grid, noise and charge are a `Plan`'s.
 """
 
 from collections.abc import Mapping
@@ -18,18 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import LARGEST_MULTIPLIER, SMALLEST_MULTIPLIER, Measured, event_to_json
+from sottovoce.privacy.guarantee import count_measurements, is_measurement_due
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Weighting
-from sottovoce.seeds import derive
 
-PAIR = Layout(("misheard", "understood"), ((1,), (1,)))
+PAIR = Layout(("errors", "correct"), ((1,), (1,)))
 LARGEST_WORDS = 10**9
 _STANDARD_ERRORS = 1.959964  # of a normal distribution: 95 % of it
-_RATES = np.linspace(0.0, 1.0, 10_001)  # in so small steps an interval is told
+_RATES = np.linspace(0.0, 1.0, 10_001)  # the resolution of an interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +57,11 @@ class ClientWer:
 
     def is_due(self, rounds: int, *, steps: int) -> bool:
         """Whether it is measured after `rounds` of `steps`."""
-        return is_due(rounds, steps=steps, every=self.every)
+        return is_measurement_due(rounds, steps=steps, every=self.every)
 
     def measured(self, steps: int) -> Measured:
         """All that a run of `steps` rounds measures."""
-        return Measured(count=planned(steps, every=self.every), noise_multiplier=self.noise_multiplier)
+        return Measured(count=count_measurements(steps, every=self.every), noise_multiplier=self.noise_multiplier)
 
     def plan(self, training: Plan) -> Plan:
         """For the people, cohorts and noise shares of `training`, with a bound, noise and random streams of its own.
@@ -98,21 +97,8 @@ class ClientWer:
         return {"event": event_to_json(plan.event), "words": float(self.words), "every": self.every}
 
 
-def is_due(rounds: int, *, steps: int, every: int | None) -> bool:
-    return rounds == steps or (every is not None and 0 < rounds < steps and rounds % every == 0)
-
-
-def planned(steps: int, *, every: int | None) -> int:
-    """How often it is due in so many rounds.
-
-    >>> planned(20, every=10), planned(25, every=10), planned(25, every=None), planned(0, every=None)
-    (2, 3, 1, 0)
-    """
-    return min(steps, 1) if every is None else -(-steps // every)
-
-
 def contribution(errors: int, words: int, *, most_words: float) -> Tensor:
-    """What one client adds, [P] in float64: words misheard and understood, `most_words` of them at most.
+    """What one client adds, [P] in float64: wrong and correct words, `most_words` of them at most.
 
     Guarantee: neither is negative, and together they are at most `most_words`, up to a rounding that the plan's clip
     takes back. Without words both are zero.
@@ -142,27 +128,24 @@ class WerEstimate:
         return {"client_wer": self.rate, "client_wer_interval": list(self.interval), "client_words": self.words}
 
 
-def estimate(noised_P: Tensor, plan: Plan) -> WerEstimate:
-    """The rate that noised sums under `plan` tell. Post-processing: it sees nothing else.
-
-    A sum that noise has carried below zero counts as zero, which is nearer to what it was.
-    """
-    misheard, understood = (max(float(part), 0.0) for part in PAIR.parts(noised_P))
-    words = misheard + understood
-    return WerEstimate(misheard / words if words else None, _interval(misheard, understood, plan), words)
+def estimate_client_wer(noised_P: Tensor, plan: Plan) -> WerEstimate:
+    """The rate from noised sums under `plan`: post-processing alone. A sum below zero counts as zero."""
+    errors, correct = (max(float(part), 0.0) for part in PAIR.parts(noised_P))
+    words = errors + correct
+    return WerEstimate(errors / words if words else None, _interval(errors, correct, plan), words)
 
 
-def _interval(misheard: float, understood: float, plan: Plan) -> tuple[float, float]:
-    """All rates r for which (1 − r)·misheard − r·understood, whose mean is zero at the true one, is not too far off.
+def _interval(errors: float, correct: float, plan: Plan) -> tuple[float, float]:
+    """All rates r for which (1 − r)·errors − r·correct, whose mean is zero at the true one, is not too far off.
 
     Fieller (1954). Its variance is the noise's, ((1 − r)² + r²)·std², and that of who was drawn: with a person's part
     g = (1 − r)·m − r·u, Σ g² ≤ max|g|·Σ|g| ≤ W·max(r, 1 − r)·2r(1 − r)·words, of which a share 1 − q is chance. So no
     more has to be released to know it, and it is an upper bound.
     """
-    r, words = _RATES, misheard + understood
+    r, words = _RATES, errors + correct
     noise = ((1 - r) ** 2 + r**2) * plan.released_std_sum**2
     drawn = (1 - plan.sampling_rate) * plan.clip_bound * np.maximum(r, 1 - r) * 2 * r * (1 - r) * words
-    away = np.abs((1 - r) * misheard - r * understood)
+    away = np.abs((1 - r) * errors - r * correct)
     outwards = _RATES[1] * words  # to the next of the rates that are looked at
     possible = r[away <= _STANDARD_ERRORS * np.sqrt(noise + drawn) + outwards]
     return float(possible[0]), float(possible[-1])

@@ -11,8 +11,8 @@ rejection and coins of exact bias, a vector at a time:
   rounding of float64 could matter (2⁻⁴⁵; its exponential is good to 2⁻⁵⁰). Then more bits are drawn and compared
   with a in as many decimal places as it takes.
 
-What is cut off is the mass beyond 40σ, below e⁻⁸⁰⁰. Nothing is said of timing: how often is rejected hangs on chance
-alone, never on the data.
+What is cut off is the mass beyond 40σ, below e⁻⁸⁰⁰. How often a draw is rejected depends on chance alone, never on the
+data.
 """
 
 import math
@@ -24,8 +24,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError, promise
-from sottovoce.privacy.secure_random import SecureRandom
+from sottovoce.base.errors import InputError, check_invariant
+from sottovoce.privacy.randomness import SecureRandom
 
 _REACH = 40  # standard deviations
 _STRIPS_PER_STD = 8  # at least
@@ -56,7 +56,7 @@ class DiscreteGaussian:
         self._weights = self._strip_weights(math.ceil(_REACH * std / self._width))
         self._ends = np.cumsum(np.array(self._weights[:-1], dtype=np.uint64))
         corrections = [self._correction(k, _context(40)) for k in range(len(self._weights))]
-        promise(min(self._weights) > 0 and max(corrections) <= 1, "a strip with too few words for its integers")
+        check_invariant(min(self._weights) > 0 and max(corrections) <= 1, "a strip with too few words for its integers")
         self._corrections = np.array(corrections, dtype=np.float64)
 
     def _strip_weights(self, strips: int) -> list[int]:

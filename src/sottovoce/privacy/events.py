@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.strategies import Banded, Strategy, sensitivity, strategy_from_json, strategy_to_json
 
 if TYPE_CHECKING:
@@ -185,6 +185,15 @@ def fixed_size_release(noise_multiplier: float, *, cohort_size: int, population_
     )
 
 
+def sampled_release(
+    noise_multiplier: float, *, population_size: int, cohort_size: int, sampling: Sampling = "poisson"
+) -> GaussianRelease:
+    """One release over a cohort of a population, whichever way it is drawn."""
+    if sampling == "fixed_size":
+        return fixed_size_release(noise_multiplier, cohort_size=cohort_size, population_size=population_size)
+    return poisson_release(noise_multiplier, sampling_rate=cohort_size / population_size)
+
+
 def repeated(event: Event, count: int) -> Composition:
     """`event` happening `count` times.
 
@@ -219,12 +228,9 @@ class Measured:
         >>> Measured(count=2, noise_multiplier=8.0).event(population_size=9, cohort_size=2).parts[0][0].sampling_rate
         0.2222222222222222
         """
-        if sampling == "fixed_size":
-            release = fixed_size_release(
-                self.noise_multiplier, cohort_size=cohort_size, population_size=population_size
-            )
-        else:
-            release = poisson_release(self.noise_multiplier, sampling_rate=cohort_size / population_size)
+        release = sampled_release(
+            self.noise_multiplier, population_size=population_size, cohort_size=cohort_size, sampling=sampling
+        )
         return repeated(release, self.count)
 
 
@@ -245,7 +251,7 @@ def parts_of(event: Event) -> tuple[tuple[Release | NoGuarantee, int], ...]:
     return event.parts if isinstance(event, Composition) else ((event, 1),)
 
 
-def expanded(event: CorrelatedRelease, rows: int) -> tuple[tuple[GaussianRelease, int], ...]:
+def expand_rows(event: CorrelatedRelease, rows: int) -> tuple[tuple[GaussianRelease, int], ...]:
     """What the first `rows` rows of a chain spend, as releases with noise of their own.
 
     Guarantee: the chain is as private as those releases, also where updates depend on what was released before. With
@@ -254,7 +260,7 @@ def expanded(event: CorrelatedRelease, rows: int) -> tuple[tuple[GaussianRelease
     user moves by the column's norm (Choquette-Choo et al. 2023): ⌈rows/cycle⌉ of them.
 
     >>> chain = CorrelatedRelease(2.0, 0.5, 3, Banded(column=(1.0, 0.75)))
-    >>> [(part.noise_multiplier, count) for part, count in expanded(chain, 7)]
+    >>> [(part.noise_multiplier, count) for part, count in expand_rows(chain, 7)]
     [(1.6, 3)]
     """
     if rows == 0:
@@ -271,15 +277,14 @@ def accounted(event: Event) -> tuple[tuple[GaussianRelease | NoGuarantee, int], 
     """The event as (release, count) pairs that accountants take: each chain of correlated releases is expanded."""
     parts: list[tuple[GaussianRelease | NoGuarantee, int]] = []
     for part, count in parts_of(event):
-        parts.extend(expanded(part, count) if isinstance(part, CorrelatedRelease) else ((part, count),))
+        parts.extend(expand_rows(part, count) if isinstance(part, CorrelatedRelease) else ((part, count),))
     return tuple(parts)
 
 
 def replaced(event: Event) -> Composition:
     """The same releases against *replacing* what one client sends, which stays a client: moved by 2C and not by C.
 
-    So is one speaker inside a silo protected, whose speech changes the silo's update and does not remove it. It bounds
-    adding and removing too.
+    That protects one speaker inside a silo, whose speech changes the silo's update. It bounds adding and removing too.
 
     >>> [(part.neighbouring, part.effective_multiplier) for part, _ in
     ...     replaced(poisson_release(3.0, sampling_rate=0.1)).parts]
@@ -352,7 +357,7 @@ def to_dp_event(event: Event) -> "dp_accounting.DpEvent":
         case NoGuarantee():
             return dp_accounting.NonPrivateDpEvent()
         case CorrelatedRelease():
-            return to_dp_event(Composition(expanded(event, 1)))
+            return to_dp_event(Composition(expand_rows(event, 1)))
         case GaussianRelease():
             gaussian = dp_accounting.GaussianDpEvent(event.effective_multiplier)
             if event.sampling == "poisson":

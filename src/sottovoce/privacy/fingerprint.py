@@ -8,14 +8,14 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _LANES = (0x1F3D5B79_2468ACE1, 0x5851F42D_4C957F2D)
 
 
-def fingerprint(tensor: Tensor) -> str:
+def fingerprint_tensor(tensor: Tensor) -> str:
     """128 bits that change with any bit, place, length or type in `tensor`; the same on every device.
 
-    It tells accidents (another model, another order of additions), not forgeries: whoever wants to can build two
-    tensors with one fingerprint.
+    It finds accidents (another model, another order of additions), not forgeries: two tensors with one fingerprint can
+    be built.
 
     >>> a = torch.arange(3.0)
-    >>> fingerprint(a) == fingerprint(a.clone()), fingerprint(a) == fingerprint(a.flip(0))
+    >>> fingerprint_tensor(a) == fingerprint_tensor(a.clone()), fingerprint_tensor(a) == fingerprint_tensor(a.flip(0))
     (True, False)
     """
     bits = tensor.detach().contiguous().view(-1).view(_INTEGERS[tensor.element_size()])

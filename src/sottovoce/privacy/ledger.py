@@ -1,16 +1,15 @@
 """The ledger: what a run has spent, written down before it is spent.
 
-One header says what the run is. Before each release an *intent* is on the disk (step, attempt, event, clip bound,
-digest of the parameters, commitment to the cohort, ε so far); at each checkpoint a *commit* follows with the digest of
-the result and of the saved model, *results* at the end with digests of what the folder holds, and a *budget* wherever
-somebody changed it. Where clients' word error rate is measured, each time is a
-*client_wer* with the same fields; its step is how many were made before. What `intend` and `measure` give back, a
-`Charge`, pays for one release and no more. There is no clock in it: a resumed simulation writes the same bytes as one
-that was never interrupted.
+A header says what the run is. Before each release an *intent* is on the disk (step, attempt, event, clip bound, digest
+of the parameters, commitment to the cohort, ε so far). Each checkpoint adds a *commit* with digests of the result and
+of the saved model, the end *results* with digests of the folder's files, and a changed budget a *budget*. Each
+measurement of clients' word error rate is a *client_wer* with the fields of an intent; its step is how many were made
+before. A `Charge`, from `intend` or `measure`, pays for one release. There is no clock in it: a resumed simulation
+writes the same bytes as one that was never interrupted.
 
     seeded      steps after the checkpoint are done again with the same cohort and noise: checked, and charged once
     secure      steps after the checkpoint are new attempts with new cohort and noise: charged again
-    unrepeated  a simulation where arithmetic does not repeat itself to the bit (on a GPU): as secure, from a seed
+    unrepeated  a simulation whose arithmetic does not repeat itself to the bit (on a GPU): as secure, from a seed
 """
 
 import hashlib
@@ -20,13 +19,10 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from sottovoce.errors import InputError, promise
+from sottovoce.base.errors import InputError, check_invariant
+from sottovoce.base.signatures import PrivateKey, fingerprint
 from sottovoce.privacy.chain import Chain, ChainWriter, Mark, Record, read_chain
-from sottovoce.privacy.events import (
-    NoGuarantee,
-    Release,
-    event_to_json,
-)
+from sottovoce.privacy.events import NoGuarantee, Release, event_to_json
 from sottovoce.privacy.ledger_records import (
     Header,
     apply_record,
@@ -36,10 +32,8 @@ from sottovoce.privacy.ledger_records import (
     spent_event,
     start_state,
 )
-from sottovoce.privacy.ledger_report import LedgerReport, json_number
-from sottovoce.privacy.ledger_signature import write_signature
+from sottovoce.privacy.ledger_report import LedgerReport, json_number, write_ledger_signature
 from sottovoce.privacy.sampling import Indices
-from sottovoce.signatures import PrivateKey, fingerprint
 
 
 class BudgetSpent(Exception):
@@ -64,13 +58,7 @@ class Charge:
     """
 
     def __init__(
-        self,
-        event: Release | NoGuarantee,
-        *,
-        step: int,
-        clip_bound: float,
-        attempt: int = 1,
-        row: int | None = None,
+        self, event: Release | NoGuarantee, *, step: int, clip_bound: float, attempt: int = 1, row: int | None = None
     ) -> None:
         self.event, self.step, self.clip_bound, self.attempt = event, step, clip_bound, attempt
         self.row = step if row is None else row  # of noise that is correlated over rounds
@@ -79,13 +67,15 @@ class Charge:
 
     def release(self, what: Literal["sum", "count"]) -> int:
         """Uses up the right to `what`; returns the step."""
-        promise(what not in self._released, f"step {self.step}: a second {what} for one charge, which pays for one")
+        check_invariant(
+            what not in self._released, f"step {self.step}: a second {what} for one charge, which pays for one"
+        )
         self._released.add(what)
         return self.step
 
 
 def cohort_commitment(cohort: Indices, *, nonce: bytes) -> str:
-    """A digest that pins the cohort down and, without the nonce, tells nothing about it."""
+    """A commitment to the cohort: a digest that reveals nothing about it without the nonce."""
     indices = np.ascontiguousarray(cohort, dtype="<i8").tobytes()
     return hashlib.blake2b(indices, key=nonce, digest_size=32, person=b"cohort").hexdigest()
 
@@ -104,8 +94,8 @@ class Ledger:
     ) -> None:
         """Starts the ledger, or goes on with an existing one from `checkpoint` (None: the run starts over).
 
-        Refuses a file that was changed, cut or rolled back behind the checkpoint, that belongs to another run, or that
-        another process has open. With a `key` the head is signed at every commit, beside it.
+        Refuses a file that was changed, cut or rolled back behind the checkpoint, that belongs to another run or is
+        open in another process. With a `key` the head is signed at every commit.
         """
         self._path, self._key = path, key
         if checkpoint is not None and not path.exists():
@@ -161,27 +151,26 @@ class Ledger:
 
     def next_row(self, step: int) -> int:
         """Which row of correlated noise `step` gets: one that no attempt has had, but for a step that is done again."""
-        return step if self._state.seeded else self._state.attempts
+        return step if self._state.is_seeded else self._state.attempts
 
     def _next_attempt(self, known: Mapping[int, Record], step: int) -> int:
-        return 1 if self._state.seeded else attempts_at(known, step) + 1
+        return 1 if self._state.is_seeded else attempts_at(known, step) + 1
 
     def intend(
         self, event: Release | NoGuarantee, *, step: int, clip_bound: float, parameters: str, cohort: str
     ) -> Charge:
         """Charges `step` before anything of it is released; the plan calls it (`Plan.charge`).
 
-        Raises BudgetSpent, or AttemptsUsed, before anything is charged.
-        `parameters` is a digest of the model before the step, `cohort` the commitment to who takes part. In a
-        seeded run, a step that was charged before the run was interrupted is compared and not charged again.
+        BudgetSpent, or AttemptsUsed, before anything is charged. `parameters` is a digest of the model before the step,
+        `cohort` the commitment to who takes part. A step that a seeded run charged before it was interrupted is
+        compared and not charged again.
         """
-        state, written = self._state, event_to_json(event)
-        promise(written == state.header["event"], f"event={event}: the plan accounts for {state.header['event']}")
-        promise(self._next in (None, step), f"step={step}: the step after the last is {self._next}")
-        inputs = {"event": written, "clip_bound": json_number(clip_bound), "parameters": parameters, "cohort": cohort}
+        expected = self._state.header["event"]
+        check_invariant(event_to_json(event) == expected, f"event={event}: the plan accounts for {expected}")
+        check_invariant(self._next in (None, step), f"step={step}: the step after the last is {self._next}")
         attempt, row = self.next_attempt(step), self.next_row(step)
         charge = Charge(event, step=step, clip_bound=clip_bound, attempt=attempt, row=row)
-        self._pay(charge, "intent", inputs, known=state.intents)
+        self._pay(charge, "intent", parameters=parameters, cohort=cohort)
         self._next = step + 1
         return charge
 
@@ -189,21 +178,24 @@ class Ledger:
         self, event: Release | NoGuarantee, *, step: int, clip_bound: float, parameters: str, cohort: str
     ) -> Charge:
         """Charges one measurement of clients' word error rate after `step` steps, as `intend` charges a step."""
-        told, written = self._state.header.get("client_wer"), event_to_json(event)
-        promise(told is not None and written == told["event"], f"event={event}: the header accounts for {told}")
-        promise(step == self._next, f"client_wer after {step} steps: the step after the last is {self._next}")
-        promise(step not in (0, self._measured), f"client_wer after {step} steps: a second one, or of nothing")
-        inputs = {"event": written, "clip_bound": json_number(clip_bound), "parameters": parameters, "cohort": cohort}
+        planned = self._state.header.get("client_wer")
+        is_planned = planned is not None and event_to_json(event) == planned["event"]
+        check_invariant(is_planned, f"event={event}: the header accounts for {planned}")
+        check_invariant(step == self._next, f"client_wer after {step} steps: the step after the last is {self._next}")
+        check_invariant(step not in (0, self._measured), f"client_wer after {step} steps: a second one, or of nothing")
         charge = Charge(event, step=step, clip_bound=clip_bound, attempt=self.next_measurement(step))
-        self._pay(charge, "client_wer", inputs, known=self._state.measured)
+        self._pay(charge, "client_wer", parameters=parameters, cohort=cohort)
         self._measured = step
         return charge
 
-    def _pay(self, charge: Charge, kind: str, inputs: Record, *, known: Mapping[int, Record]) -> None:
+    def _pay(self, charge: Charge, kind: Literal["intent", "client_wer"], *, parameters: str, cohort: str) -> None:
         """Write `charge` down, unless a seeded run has done so before; BudgetSpent where that is too much."""
         state, step = self._state, charge.step
+        bound = json_number(charge.clip_bound)
+        inputs = {"event": event_to_json(charge.event), "clip_bound": bound, "parameters": parameters, "cohort": cohort}
+        known = state.intents if kind == "intent" else state.measured
         before = known.get(step)
-        if before is not None and state.seeded:
+        if before is not None and state.is_seeded:
             _check_same_inputs(before, inputs)
             charge.epsilon = before["epsilon"]
             return
@@ -214,26 +206,19 @@ class Ledger:
         attempt, charge.epsilon = attempts_at(known, step) + 1, json_number(after)
         self._write({"kind": kind, "step": step, "attempt": attempt, **inputs, "epsilon": charge.epsilon})
 
-    def commit(
-        self,
-        *,
-        step: int,
-        result: str,
-        epsilon_pld: float | None = None,
-        model: Mapping[str, str] | None = None,
-    ) -> Mark:
+    def commit(self, *, step: int, result: str, model: Mapping[str, str] | None = None) -> Mark:
         """Seals the steps since the last commit with the digest of their result; the mark goes into the checkpoint.
 
-        `model` are SHA-256 digests of the model that the checkpoint will hold (`models.saved.digests`).
+        `model` are SHA-256 digests of the model that the checkpoint will hold (`models.recogniser.digest_recogniser`).
         """
         state = self._state
-        if state.seeded and state.committed_step is not None and step <= state.committed_step:
+        if state.is_seeded and state.committed_step is not None and step <= state.committed_step:
             self.check_restored(step=step, result=result, model=model)
             self._base = step
             self._sign()
             return self.mark
-        promise(step in state.intents, f"step={step}: a commit of what was never intended")
-        since = state.committed_step if state.seeded else self._base
+        check_invariant(step in state.intents, f"step={step}: a commit of what was never intended")
+        since = state.committed_step if state.is_seeded else self._base
         record: Record = {
             "kind": "commit",
             "first": min(state.intents) if since is None else since + 1,
@@ -241,8 +226,6 @@ class Ledger:
             "result": result,
             "epsilon": json_number(state.spent.epsilon),
         }
-        if epsilon_pld is not None:
-            record["epsilon_pld"] = epsilon_pld
         if model is not None:
             record["model"] = dict(model)
         mark = self._write(record | _named(self._key))
@@ -252,7 +235,7 @@ class Ledger:
 
     def _sign(self) -> None:
         if self._key is not None:
-            write_signature(self._path, self.mark, key=self._key)
+            write_ledger_signature(self._path, self.mark, key=self._key)
 
     def check_restored(self, *, step: int, result: str, model: Mapping[str, str] | None = None) -> None:
         """Refuse what is not the result of `step` that was committed, or not the `model` of it, where that is known."""
@@ -292,7 +275,7 @@ def record_results(
             writer.cut_torn_end()
             writer.append(record)
         if key is not None:
-            write_signature(path, writer.mark, key=key, files=signed_files)
+            write_ledger_signature(path, writer.mark, key=key, files=signed_files)
         return writer.mark
     finally:
         writer.close()

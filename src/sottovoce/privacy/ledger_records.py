@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sottovoce.errors import InputError, promise
+from sottovoce.base.errors import InputError, check_invariant
 from sottovoce.privacy.accounting import RunningEpsilon
 from sottovoce.privacy.chain import Chain, Record
 from sottovoce.privacy.events import (
@@ -25,7 +25,7 @@ VERSION = 1
 
 
 class AttemptsUsed(Exception):
-    """All attempts that people have accepted were charged: another one needs another yes. Nothing of it was charged."""
+    """All attempts that people have accepted were charged. Nothing of another one was."""
 
     def __init__(self, what: str, *, accepted: int) -> None:
         super().__init__(f"all {accepted:,} attempts at {what} that people accepted have been made")
@@ -35,18 +35,12 @@ class AttemptsUsed(Exception):
 class Header:
     """What a ledger is about. A run goes on only in a ledger with an equal header, but for its budget.
 
-    `central_steps` is T, written down before anything is released: ε of all of them is what is promised.
-
-    `inputs` is a digest of what a seeded run reads (the store, the seed model): replaying a step's noise over other
-    data would let the two releases be subtracted. A secure run never replays, and its ledger may be shown to anybody,
-    who could try guesses of the private data against a digest: there it has none.
-
-    `client_wer` is what measuring clients' word error rate releases each time, and how often (`ClientWer.in_ledger`).
-
-    `accepted` is how many attempts at steps (`attempts`) and at such measurements (`client_wers`) the people of a
-    release over a network have accepted, repeated ones included: no more are charged.
-
-    `recipe` is SHA-256 of the recipe as the run's folder has it.
+    `central_steps` is T, fixed before anything is released: the guarantee is ε of all of them. `inputs` is a digest of
+    what a seeded run reads (the store, the parent model): replaying a step's noise over other data would let the two
+    releases be subtracted. A secure run never replays, and has none: readers of its ledger could try guesses of the
+    private data against it. `client_wer` is what each measurement of clients' WER releases, and how often
+    (`ClientWer.in_ledger`). `accepted` is how many attempts at steps (`attempts`) and at measurements (`client_wers`)
+    the people of a release over a network accepted, repeated ones included. `recipe` is SHA-256 of the run's recipe.
     """
 
     run: str
@@ -62,15 +56,10 @@ class Header:
     recipe: str | None = None
 
     def __post_init__(self) -> None:
-        promise(self.mode != "secure" or not self.inputs, "a digest of private data in the ledger of a release")
+        check_invariant(self.mode != "secure" or not self.inputs, "a digest of private data in the ledger of a release")
 
     def as_record(self) -> Record:
-        later = {
-            "central_steps": self.central_steps,
-            "client_wer": self.client_wer,
-            "accepted": self.accepted,
-            "recipe": self.recipe,
-        }
+        later = {name: getattr(self, name) for name in ("central_steps", "client_wer", "accepted", "recipe")}
         return {
             "kind": "header",
             "version": VERSION,
@@ -109,7 +98,7 @@ class LedgerState:
         return max(self.commits, default=None)
 
     @property
-    def seeded(self) -> bool:
+    def is_seeded(self) -> bool:
         return bool(self.header["mode"] == "seeded")
 
     def check_accepted(self, kind: str) -> None:
@@ -117,11 +106,9 @@ class LedgerState:
         accepted = self.header.get("accepted")
         if accepted is None:
             return
-        made, name, what = (
-            (self.attempts, "attempts", "rounds")
-            if kind == "intent"
-            else (self.measured_attempts, "client_wers", "measuring clients' WER")
-        )
+        made, name, what = self.attempts, "attempts", "rounds"
+        if kind == "client_wer":
+            made, name, what = self.measured_attempts, "client_wers", "measuring clients' WER"
         if made >= accepted[name]:
             raise AttemptsUsed(what, accepted=accepted[name])
 
@@ -138,15 +125,15 @@ def start_state(header: Record) -> LedgerState:
 
 def check_record(state: LedgerState, record: Record) -> None:
     """Refuses a record that a run cannot have written here."""
-    if record.get("kind") in ("intent", "client_wer"):
-        _check_accepted(state, record["kind"])
     match record.get("kind"):
         case "intent":
+            _check_accepted(state, "intent")
             _check_intent(state, record)
+        case "client_wer":
+            _check_accepted(state, "client_wer")
+            _check_measured(state, record)
         case "commit":
             _check_commit(state, record)
-        case "client_wer":
-            _check_measured(state, record)
         case "results":
             if not record["files"] or not all(isinstance(digest, str) for digest in record["files"].values()):
                 raise InputError("results: expected a digest for each of their files")
@@ -165,36 +152,36 @@ def _check_accepted(state: LedgerState, kind: str) -> None:
 
 
 def _check_intent(state: LedgerState, record: Record) -> None:
-    step, top = record["step"], state.top_step
-    if top is not None and (step > top + 1 or (state.seeded and step != top + 1)):
+    step, top, expected = record["step"], state.top_step, state.header["event"]
+    if top is not None and (step > top + 1 or (state.is_seeded and step != top + 1)):
         raise InputError(f"step={step} after step {top}: a step is missing or repeated")
-    _check_attempt(record, state.intents)
-    if record["event"] != state.header["event"]:
-        raise InputError(f"event={record['event']} at step {step}: the header says {state.header['event']}")
-    _check_epsilon(record, state.spent.peek(_release(record)))
+    if record["event"] != expected:
+        raise InputError(f"event={record['event']} at step {step}: the header says {expected}")
+    _check_charge(state, record, state.intents)
 
 
 def _check_measured(state: LedgerState, record: Record) -> None:
-    step, told = record["step"], state.header.get("client_wer")
-    if told is None or record["event"] != told["event"]:
-        raise InputError(f"client_wer={record['event']} after step {step}: the header says {told}")
-    if state.top_step is None or not 0 < step <= state.top_step + 1 or (state.seeded and step in state.measured):
+    step, planned = record["step"], state.header.get("client_wer")
+    if planned is None or record["event"] != planned["event"]:
+        raise InputError(f"client_wer={record['event']} after step {step}: the header says {planned}")
+    if state.top_step is None or not 0 < step <= state.top_step + 1 or (state.is_seeded and step in state.measured):
         raise InputError(f"client_wer after {step} steps: a step is missing, or it is repeated")
-    _check_attempt(record, state.measured)
-    _check_epsilon(record, state.spent.peek(_release(record)))
+    _check_charge(state, record, state.measured)
 
 
-def _check_attempt(record: Record, known: Mapping[int, Record]) -> None:
+def _check_charge(state: LedgerState, record: Record, known: Mapping[int, Record]) -> None:
+    """The next attempt at its step, with the ε that its events add up to."""
     step, expected = record["step"], attempts_at(known, record["step"]) + 1
     if record["attempt"] != expected:
         raise InputError(f"attempt={record['attempt']} at step {step}: expected {expected}")
+    _check_epsilon(record, state.spent.peek(_release(record)))
 
 
 def _check_commit(state: LedgerState, record: Record) -> None:
     first, step = record["first"], record["step"]
     # A simulation that resumes may commit steps it had intended to go beyond; a release never goes back.
     committed = -1 if state.committed_step is None else state.committed_step
-    expected = committed < step <= (state.last_step or 0) if state.seeded else step == state.last_step
+    expected = committed < step <= (state.last_step or 0) if state.is_seeded else step == state.last_step
     if not expected or first > step or any(s not in state.intents for s in range(first, step + 1)):
         raise InputError(f"commit of steps {first} to {step} after step {state.last_step}: not what was intended")
     _check_epsilon(record, state.spent.epsilon)
@@ -273,5 +260,5 @@ def _at(place: str) -> Iterator[None]:
 
 def spent_event(state: LedgerState) -> Event:
     rounds = repeated(_release(state.header), state.attempts)
-    told = state.header.get("client_wer")
-    return rounds if told is None else composed(rounds, repeated(_release(told), state.measured_attempts))
+    planned = state.header.get("client_wer")
+    return rounds if planned is None else composed(rounds, repeated(_release(planned), state.measured_attempts))

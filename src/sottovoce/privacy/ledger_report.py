@@ -1,5 +1,13 @@
-"""What a sound ledger says, for people and machines."""
+"""What a sound ledger says, for people and machines; and the signature of its head.
 
+RUN/ledger.signature.json    length and head of the ledger when it was signed, the signer's public key, the signature,
+                             and at a run's end SHA-256 of the other files that its folder had then
+
+Anybody can rewrite a chain of hashes from its start. Under a signature only the holder of the key can; that the key is
+the right one is for the reader to know. The file may be published with the ledger.
+"""
+
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,21 +18,23 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_json, write_json
+from sottovoce.base.signatures import PrivateKey, fingerprint, parse_public_key, public_line, sign, verified
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.events import Event
-from sottovoce.privacy.outside import rests_on
+from sottovoce.privacy.plugins import format_plugin_condition
 
-DRAWN_WHEN_DRY = "who has nothing left of a time line is drawn like all others, and sends zero"
+EXHAUSTED_CLIENTS = "who has nothing left of a time line is drawn like all others, and sends zero"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerReport:
-    """What a sound ledger says, for people and machines. `hashes` are those of its lines.
+    """A sound ledger. `commits` and the fingerprints of `parameters` before them are by step.
 
-    `commits` are by step, and so are the fingerprints of `parameters` before each; `results` is the last record of
-    them, where nothing was released since. `settled_length` counts the lines up to the last of both, whose `signer` it
-    names.
+    `results` is the last record of them, where nothing was released since. `settled_length` counts the lines up to the
+    last commit or results, which name the `signer`.
     """
 
     path: Path
@@ -53,8 +63,8 @@ class LedgerReport:
 
     @property
     def outside(self) -> str | None:
-        """What the guarantee rests on that is not part of this package; None without one, or without a guarantee."""
-        return None if self.header["event"].get("reason") else rests_on(self.header.get("plan") or {})
+        """The condition that plug-ins put on the guarantee; None without any, or without a guarantee."""
+        return None if self.header["event"].get("reason") else format_plugin_condition(self.header.get("plan") or {})
 
     def holds(self, mark: Mark) -> bool:
         """Whether the ledger once stood at `mark`."""
@@ -82,8 +92,8 @@ class LedgerReport:
         }
 
     def _measured_json(self) -> dict[str, object]:
-        told = dict(self.header["client_wer"])
-        return {"client_wer": {**told, "measured": self.measured, "attempts": self.measured_attempts}}
+        counts = {"measured": self.measured, "attempts": self.measured_attempts}
+        return {"client_wer": {**self.header["client_wer"], **counts}}
 
     def table(self) -> Table:
         """The same for the terminal."""
@@ -95,7 +105,7 @@ class LedgerReport:
         rows = {
             "run": self.header["run"],
             "mode": release if mode == "secure" else f"{mode}: a simulation, not a release",
-            "each step": _told(event),
+            "each step": _format_event(event),
             "steps": f"{self.steps} charged, {0 if self.committed_step is None else self.committed_step + 1} committed",
             "attempts": f"{self.attempts}, {repeats} of them repeated after a crash" if repeats else self.attempts,
             "ε (PLD)": by_pld,
@@ -108,12 +118,12 @@ class LedgerReport:
         if (accepted := self.header.get("accepted")) is not None:
             rows["accepted"] = f"at most {accepted['attempts']:,} attempts at rounds, repeated ones included"
         if self.header["plan"].get("time_line") == "zero":
-            rows["time lines"] = DRAWN_WHEN_DRY
-        if (told := self.header.get("client_wer")) is not None:
+            rows["time lines"] = EXHAUSTED_CLIENTS
+        if (client_wer := self.header.get("client_wer")) is not None:
             again = self.measured_attempts - self.measured
             rows["WER of clients"] = (
                 f"measured {self.measured} times{f', and {again} times again after a crash' if again else ''}, of at "
-                f"most {told['words']:g} words a person: {_told(told['event'])}; ε covers it"
+                f"most {client_wer['words']:g} words a person: {_format_event(client_wer['event'])}; ε covers it"
             )
         table = Table(title=str(self.path), show_header=False)
         for name, value in rows.items():
@@ -121,11 +131,13 @@ class LedgerReport:
         return table
 
 
-def _told(event: Mapping[str, Any]) -> str:
-    return event.get("reason") or ", ".join(_told_part(name, value) for name, value in event.items() if name != "kind")
+def _format_event(event: Mapping[str, Any]) -> str:
+    return event.get("reason") or ", ".join(
+        _format_field(name, value) for name, value in event.items() if name != "kind"
+    )
 
 
-def _told_part(name: str, value: Any) -> str:
+def _format_field(name: str, value: Any) -> str:
     if isinstance(value, Mapping):  # a strategy: its kind and its numbers
         return " ".join(
             [str(value["kind"]), *(f"{part}={numbers}" for part, numbers in value.items() if part != "kind")]
@@ -136,3 +148,90 @@ def _told_part(name: str, value: Any) -> str:
 def json_number(value: float) -> float | None:
     """Infinity is not JSON: an ε without a guarantee, or a clip bound that bounds nothing."""
     return value if math.isfinite(value) else None
+
+
+SIGNATURE = "ledger.signature.json"
+VERSION = 1
+# The same key may sign orders to nodes: neither signature can be taken for the other.
+_CONTEXT = b"sottovoce ledger head\n"
+
+
+@dataclass(frozen=True)
+class SignatureCheck:
+    """Who has signed a ledger's head; `signer` is the fingerprint of their key, None where nobody has.
+
+    `is_expected`: the reader has named that key. `length` is how many lines are signed; `files`, what else is.
+    """
+
+    signer: str | None = None
+    is_expected: bool = False
+    length: int = 0
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        if self.signer is None:
+            return "unsigned: whoever can write the folder can have written all of it anew"
+        vouched = "the key that was expected" if self.is_expected else "--key checks whose key that is"
+        return f"signed by {self.signer} ({vouched})"
+
+    def as_json(self) -> dict[str, object]:
+        if self.signer is None:
+            return {"status": "unsigned"}
+        return {"status": "signed", "signer": self.signer, "expected": self.is_expected, "length": self.length}
+
+
+def write_ledger_signature(
+    ledger: Path, mark: Mark, *, key: PrivateKey, files: Mapping[str, str] | None = None
+) -> None:
+    """Sign `mark` of the ledger in the file `ledger`, and digests of `files` by name; in place of an earlier one."""
+    said = {
+        "version": VERSION,
+        "length": mark.length,
+        "head": mark.head,
+        "files": dict(files or {}),
+        "key": public_line(key.public_key()),
+    }
+    write_json(ledger.with_name(SIGNATURE), {**said, "signature": sign(key, _signed(said)).hex()})
+
+
+def check_ledger_signature(report: LedgerReport, place: Path, *, expected: str | None = None) -> SignatureCheck:
+    """Who has signed the ledger in the file `place`; `expected` is the fingerprint that it has to be.
+
+    Raises InputError with "signature wrong" where it does not hold, or is missing though the ledger names its signer.
+    """
+    path = place.with_name(SIGNATURE)
+    if not path.exists():
+        if report.signer is not None:
+            raise InputError(f"{path}: signature missing: the ledger says that it is signed by {report.signer}")
+        if expected is not None:
+            raise InputError(f"{place}: unsigned, expected a signature by {expected}")
+        return SignatureCheck()
+    said = read_json(path)
+    try:
+        signature = bytes.fromhex(said.pop("signature"))
+        key = parse_public_key(said["key"])
+        mark = Mark(int(said["length"]), str(said["head"]))
+        files = {str(name): str(digest) for name, digest in dict(said["files"]).items()}
+        is_known = said["version"] == VERSION
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise InputError(f"{path}: signature wrong: it cannot be read ({problem})") from None
+    signer = fingerprint(key).hex()
+    if not is_known or not verified(key, _signed(said), signature):
+        raise InputError(f"{path}: signature wrong: it is not by the key that it names, {signer}")
+    if not report.holds(mark):
+        raise InputError(f"{path}: signature wrong: it is of another ledger, or of one that was written anew since")
+    if mark.length < report.settled_length:
+        raise InputError(
+            f"{path}: signature wrong: it is of {mark.length} lines, and the ledger has commits or results after them; "
+            "a run that was killed there signs them when it goes on"
+        )
+    if report.signer not in (None, signer):
+        raise InputError(f"{path}: signature wrong: by {signer}, and the ledger says that {report.signer} signs it")
+    if expected not in (None, signer):
+        raise InputError(f"{path}: signed by {signer}, expected {expected}")
+    return SignatureCheck(signer, expected is not None, mark.length, files)
+
+
+def _signed(said: Mapping[str, Any]) -> bytes:
+    return _CONTEXT + json.dumps(said, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()

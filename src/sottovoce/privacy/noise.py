@@ -4,37 +4,34 @@
 real releases. The two never mix. On a CUDA device with Triton the first is one kernel (`noise_triton`): other bits than
 torch's own draws, and the same on every model of GPU up to the rounding of a logarithm and a root.
 
-Floating-point attacks, and what the secure mode claims
+What the secure mode claims against floating-point attacks (decisions/005 has the arithmetic)
     Textbook noise in floating point leaks: which numbers x + noise can round to depends on x (Mironov 2012). Here
     * every clipped update is rounded towards zero to multiples of a public power of two, the grid, and the sum of
-      up to `most_users` of them in float64 is exact, in any order (`grid_spacing` leaves the room); an update loses
-      less than one cell of the grid in each coordinate, which is at most 2⁻²³ of the noise's standard deviation;
+      up to `most_users` of them in float64 is exact, in any order (`grid_spacing`); an update loses less than one cell
+      of the grid in each coordinate, which is at most 2⁻²³ of the noise's standard deviation;
     * noise is drawn without looking at the sum, rounded to the same grid, and added, again exactly.
-    For a sum x on the grid, x + round(noise) = round(x + noise). So the released number is a rounding, that is
-    a post-processing, of the ideal Gaussian mechanism: it has the accountant's guarantee, and its support is the
-    same whatever the data. What is left is how far the drawn noise is from an ideal Gaussian rounded to the grid:
-    Box–Muller on 63-bit uniforms (126 bits in the tail, which ends at 13.2σ) in float64, with relative errors of
-    the logarithm, root and sine near 2⁻⁵². One standard deviation has at most 2²⁴ cells, so these are 2⁻²⁴ of a cell
-    on average, and fewer than one draw in 2²³ falls into another cell than the ideal one. On a finer grid they would
-    reach a whole cell, and values with few bits behind the point round to even cells more often than to odd ones.
+    For a sum x on the grid, x + round(noise) = round(x + noise). So the released number is a post-processing of the
+    ideal Gaussian mechanism: it has the accountant's guarantee, and its support is the same whatever the data. What is
+    left is how far the drawn noise is from an ideal Gaussian rounded to the grid: Box–Muller on 63-bit uniforms (126
+    bits in the tail, which ends at 13.2σ) in float64, with relative errors near 2⁻⁵². One standard deviation has at
+    most 2²⁴ cells, so fewer than one draw in 2²³ falls into another cell than the ideal one.
     Not claimed: exactness of those functions, a bound for all coordinates together, or protection against timing and
-    other side channels, a compromised machine, or an operating system without entropy. Adding to a float32 model
-    afterwards is post-processing. decisions/005 has the arithmetic.
+    other side channels, a compromised machine, or an operating system without entropy.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
 import torch
 from torch import Generator, Tensor
 
-from sottovoce.errors import InputError, promise
+from sottovoce.base.errors import InputError, check_invariant
 from sottovoce.flat.kernels import triton_kernels
 from sottovoce.flat.layout import Groups, Layout, match_groups
 from sottovoce.privacy.discrete_gaussian import DiscreteGaussian
-from sottovoce.privacy.secure_random import SecureRandom
+from sottovoce.privacy.randomness import SecureRandom
 
 # Elements drawn at once: few enough to stay in the cache, enough to fill the device.
 _CHUNK = {"cpu": 1 << 15, "cuda": 1 << 22}
@@ -95,12 +92,8 @@ def add_secure_gaussian(total: Tensor, *, std: float, grid: float, random: Secur
     Guarantee: see the top of this file.
     """
     _check_std(std)
-    layout.check(total)
-    promise(total.dtype == torch.float64, f"total.dtype={total.dtype}: sums on a grid are float64")
-    for chunk in _chunks(total):
-        _check_exact(chunk, grid)
+    for chunk in _grid_chunks(total, grid=grid, layout=layout):
         chunk.add_(grid_gaussian(chunk.numel(), std=std, grid=grid, random=random, device=chunk.device))
-    layout.clear_padding(total)
     return total
 
 
@@ -111,22 +104,36 @@ def add_discrete_gaussian(
 
     Guarantee: as `add_secure_gaussian`'s, and what is drawn is exact (`discrete_gaussian`).
     """
-    layout.check(total)
-    promise(total.dtype == torch.float64, f"total.dtype={total.dtype}: sums on a grid are float64")
     source = DiscreteGaussian(variance=variance_cells) if variance_cells > 0 else None
-    for chunk in _chunks(total):
-        _check_exact(chunk, grid)
+    for chunk in _grid_chunks(total, grid=grid, layout=layout):
         if source is not None:
-            cells = torch.from_numpy(source.draw(chunk.numel(), random=random))
-            chunk.add_(cells.to(chunk), alpha=grid)
-    layout.clear_padding(total)
+            chunk.add_(torch.from_numpy(source.draw(chunk.numel(), random=random)).to(chunk), alpha=grid)
     return total
 
 
-def _check_exact(chunk: Tensor, grid: float) -> None:
-    cells = chunk / grid
-    exact = bool(((cells == cells.trunc()) & (cells.abs() <= 2.0**52)).all())
-    promise(exact, "total is not an exact sum on the grid")
+def add_on_grid(total: Tensor, noise_P: Tensor, *, std: float, grid: float, layout: Layout) -> Tensor:
+    """total += std·noise rounded to `grid`, in place; both are float64, and `total` is on the grid (checked).
+
+    Guarantee: x + round(noise) = round(x + noise), so that what is released is a rounding of x + std·noise, whatever
+    that noise has in common with other rounds'.
+    """
+    _check_std(std)
+    check_invariant(noise_P.dtype == torch.float64, f"{noise_P.dtype} noise: sums on a grid are float64")
+    for chunk, noise in zip(_grid_chunks(total, grid=grid, layout=layout), _chunks(noise_P), strict=True):
+        chunk.add_((noise * (std / grid)).round_().mul_(grid))
+    return total
+
+
+def _grid_chunks(total: Tensor, *, grid: float, layout: Layout) -> Iterator[Tensor]:
+    """The chunks of an exact sum on a grid, each checked before noise is added; padding is cleared afterwards."""
+    layout.check(total)
+    check_invariant(total.dtype == torch.float64, f"total.dtype={total.dtype}: sums on a grid are float64")
+    for chunk in _chunks(total):
+        cells = chunk / grid
+        is_exact = bool(((cells == cells.trunc()) & (cells.abs() <= 2.0**52)).all())
+        check_invariant(is_exact, "total is not an exact sum on the grid")
+        yield chunk
+    layout.clear_padding(total)
 
 
 def grid_gaussian(
@@ -143,22 +150,6 @@ def secure_normal(layout: Layout, *, random: SecureRandom, device: torch.device 
         chunk.copy_(_box_muller(chunk.numel(), std=1.0, random=random, device=chunk.device))
     layout.clear_padding(drawn_P)
     return drawn_P
-
-
-def add_on_grid(total: Tensor, noise_P: Tensor, *, std: float, grid: float, layout: Layout) -> Tensor:
-    """total += std·noise rounded to `grid`, in place; both are float64, and `total` is on the grid (checked).
-
-    Guarantee: x + round(noise) = round(x + noise), so that what is released is a rounding of x + std·noise, whatever
-    that noise has in common with other rounds'.
-    """
-    _check_std(std)
-    layout.check(total)
-    exact = total.dtype == noise_P.dtype == torch.float64
-    promise(exact, f"{noise_P.dtype} noise on a sum of {total.dtype}: sums on a grid are float64")
-    for chunk, noise in zip(_chunks(total), _chunks(noise_P), strict=True):
-        _check_exact(chunk, grid)
-        chunk.add_((noise * (std / grid)).round_().mul_(grid))
-    return total
 
 
 def _box_muller(count: int, *, std: float, random: SecureRandom, device: torch.device | str) -> Tensor:

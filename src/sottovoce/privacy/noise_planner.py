@@ -1,7 +1,13 @@
-"""`sottovoce plan --mechanism`: the noise that suits people, cohorts and rounds, the floor that none beats, what binds.
+"""`sottovoce plan --mechanism`: which noise suits a population, cohorts and rounds; the floor of all; what limits it.
 
-Of people, σ_DP and ε one may be left open: it is what the mechanisms compete in. With all three given they compete in
-the smallest cohort that does; where none does, in the most rounds.
+Of population, σ_DP and ε one may be left open: it is what independent, banded and buffered (BLT) noise compete in. With
+all three given they compete in the smallest cohort that reaches the target; where none does, in the most rounds.
+Everything is found from one question, "what is the least ε for this σ_DP?" (`mechanism_search`), whose answer falls
+with population, cohort and noise and grows with rounds.
+
+No mechanism beats the *floor*: after T rounds somebody was in T·S/K of them on average, maybe with the same clipped
+update each time. Who sees the last sum alone sees that much, in noise of std σ_DP·S·√T, which is a Gaussian release of
+multiplier σ_DP·K/√T, whatever S is (decisions/031). With z₁ the multiplier of one release for (ε, δ): K ≥ z₁·√T/σ_DP.
 """
 
 import math
@@ -9,32 +15,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sottovoce.errors import InputError
-from sottovoce.privacy.calibration import SMALLEST_TARGET, Accountant
+from sottovoce.base.errors import InputError
+from sottovoce.privacy.calibration import SMALLEST_TARGET, Accountant, Bracket, UnreachableTarget, solve_decreasing
 from sottovoce.privacy.events import LARGEST_POPULATION, check_whole
-from sottovoce.privacy.mechanisms import (
+from sottovoce.privacy.mechanism_search import (
     KINDS,
     Kind,
+    MechanismSearch,
     NoisyRun,
-    Search,
     Sizes,
     single_release,
     single_release_epsilon,
 )
 from sottovoce.privacy.rdp import check_delta
-from sottovoce.privacy.search import Unreachable, falls_to
 
 Goal = Literal["population_size", "sigma_dp", "epsilon", "cohort_size", "central_steps"]
 
 SMALLEST, LARGEST = SMALLEST_TARGET, 1e9  # σ_DP or ε that means anything
-MOST_ROUNDS = 100_000  # the strategies of more would be searched for for hours
+MOST_ROUNDS = 100_000  # optimising the strategies of more takes hours
 _PRECISION = 1e-3
 _AS_GOOD = 1.01  # of the best, and simpler: it is chosen
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What is given: the largest cohort, rounds and δ, and at least two of people, σ_DP (effective) and ε."""
+class NoiseRequest:
+    """What is given: the largest cohort, rounds and δ, and at least two of population, σ_DP (effective) and ε."""
 
     max_cohort: int
     central_steps: int
@@ -60,9 +65,9 @@ class Asked:
 
     @property
     def given(self) -> tuple[float, float, float]:
-        """People, σ_DP and ε; NaN is left open."""
-        people, sigma, target = self.population_size, self.sigma_dp, self.target_epsilon
-        return people or math.nan, sigma or math.nan, target or math.nan
+        """Population, σ_DP and ε; NaN is left open."""
+        population, sigma, target = self.population_size, self.sigma_dp, self.target_epsilon
+        return population or math.nan, sigma or math.nan, target or math.nan
 
     @property
     def sizes(self) -> Sizes:
@@ -73,13 +78,13 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class NoisePlan:
-    """A run per mechanism, the chosen one, and what the answer hangs on.
+    """A run per mechanism, the chosen one, and what limits it.
 
-    `floor` is the goal's number that no mechanism beats (for a cohort: the people whom the σ_DP needs at least).
-    `instead` is ε of the chosen run with twice the people, twice the cohort or half the rounds.
+    `floor` is the goal's number that no mechanism beats (for a cohort: the population that the σ_DP needs at least).
+    `instead` is ε of the chosen run with twice the population, twice the cohort or half the rounds.
     """
 
-    asked: Asked
+    asked: NoiseRequest
     goal: Goal
     runs: tuple[NoisyRun, ...]
     unreachable: dict[Kind, str]
@@ -89,7 +94,7 @@ class NoisePlan:
 
     @property
     def binds(self) -> str | None:
-        """Of which more (or fewer, of rounds) would help most; None where what was asked for is had."""
+        """Of which more (or fewer, of rounds) would help most; None where the request is met."""
         return None if self.goal == "cohort_size" else min(self.instead, key=lambda what: self.instead[what])
 
     @property
@@ -111,7 +116,7 @@ class NoisePlan:
 
 
 def plan_noise(
-    asked: Asked,
+    asked: NoiseRequest,
     *,
     kinds: Sequence[Kind] = KINDS,
     accountant: Accountant = "pld",
@@ -122,7 +127,9 @@ def plan_noise(
     Guarantee: each run's ε holds for adding or removing one user, if its cohorts are drawn from its cycle of groups and
     its noise is correlated by its strategy.
     """
-    searches = {kind: Search(kind, delta=asked.delta, accountant=accountant, on_look=on_look) for kind in kinds}
+    searches = {
+        kind: MechanismSearch(kind, delta=asked.delta, accountant=accountant, on_look=on_look) for kind in kinds
+    }
     goal = _goal(asked, list(searches.values()))
     floor = _floor(goal, asked)
     runs: dict[Kind, NoisyRun] = {}
@@ -147,7 +154,7 @@ def plan_noise(
     )
 
 
-def _goal(asked: Asked, searches: Sequence[Search]) -> Goal:
+def _goal(asked: NoiseRequest, searches: Sequence[MechanismSearch]) -> Goal:
     if asked.population_size is None:
         return "population_size"
     if asked.sigma_dp is None:
@@ -159,27 +166,33 @@ def _goal(asked: Asked, searches: Sequence[Search]) -> Goal:
     return "cohort_size" if enough else "central_steps"
 
 
-def _floor(goal: Goal, asked: Asked) -> float:
+def _floor(goal: Goal, asked: NoiseRequest) -> float:
     """From K·σ_DP/√T ≥ z₁(ε, δ), for any of them."""
-    people, sigma, target = asked.given
+    population, sigma, target = asked.given
     root = math.sqrt(asked.central_steps)
     if goal == "epsilon":
-        return single_release_epsilon(sigma * people / root, delta=asked.delta)
+        return single_release_epsilon(sigma * population / root, delta=asked.delta)
     one = single_release(target, delta=asked.delta)
     if goal == "sigma_dp":
-        return one * root / people
-    if goal == "central_steps":
-        return (sigma * people / one) ** 2
-    return one * root / sigma
+        return one * root / population
+    return (sigma * population / one) ** 2 if goal == "central_steps" else one * root / sigma
 
 
-def _best(goal: Goal, search: Search, asked: Asked, floor: float) -> NoisyRun:
+def _best(goal: Goal, search: MechanismSearch, asked: NoiseRequest, floor: float) -> NoisyRun:
     """The run whose number of the goal is the best within the target, to 0.1 %."""
     sizes, (_, sigma, target) = asked.sizes, asked.given
     if goal == "epsilon":
         return search.run(sizes, sigma)
     if goal == "cohort_size" and search.epsilon(sizes, sigma) > target:
         goal = "central_steps"
+    bracket = Bracket(start=floor * (1 - _PRECISION), factor=2, precision=_PRECISION, most=floor * 1e6)
+    match goal:
+        case "population_size":
+            bracket = replace(bracket, most=LARGEST_POPULATION)
+        case "cohort_size":
+            bracket = replace(bracket, start=min(sizes.max_cohort, sizes.population_size), least=1.0)
+        case "central_steps":  # fewer do not always spend less: noise over few can be correlated less
+            bracket = replace(bracket, start=1.0, most=2.0 * sizes.central_steps)
 
     def at(x: float) -> tuple[Sizes, float]:
         """What is tried; ε falls as x grows. Of rounds it is by how much there are fewer of them."""
@@ -192,25 +205,9 @@ def _best(goal: Goal, search: Search, asked: Asked, floor: float) -> NoisyRun:
                 return replace(sizes, central_steps=max(1, math.floor(sizes.central_steps / x))), sigma
         return sizes, x
 
-    start, least, most = floor * (1 - _PRECISION), math.inf, floor * 1e6
-    match goal:
-        case "population_size":
-            most = LARGEST_POPULATION
-        case "cohort_size":
-            start, least = min(sizes.max_cohort, sizes.population_size), 1.0
-        case "central_steps":  # fewer do not always spend less: noise over few can be correlated less
-            start, most = 1.0, 2.0 * sizes.central_steps
     try:
-        found = falls_to(
-            target,
-            lambda x: search.epsilon(*at(x)),
-            start=start,
-            factor=2,
-            precision=_PRECISION,
-            least=least,
-            most=most,
-        )
-    except Unreachable:
+        found = solve_decreasing(target, lambda x: search.epsilon(*at(x)), bracket)
+    except UnreachableTarget:
         if goal != "central_steps":
             raise
         reached = f"in 1 to {sizes.central_steps:,} rounds"
@@ -218,23 +215,17 @@ def _best(goal: Goal, search: Search, asked: Asked, floor: float) -> NoisyRun:
     return search.run(*at(found))
 
 
-def _score(goal: Goal, run: NoisyRun, asked: Asked) -> float:
+def _score(goal: Goal, run: NoisyRun, asked: NoiseRequest) -> float:
     """The smaller, the better."""
-    match goal:
-        case "population_size":
-            return run.population_size
-        case "sigma_dp":
-            return run.sigma_dp
-        case "epsilon":
-            return run.epsilon.headline
-        case "cohort_size":
-            return run.cohort_size if run.central_steps == asked.central_steps else math.inf
-        case "central_steps":
-            return 1 / run.central_steps
+    if goal == "central_steps":
+        return 1 / run.central_steps
+    if goal == "cohort_size" and run.central_steps != asked.central_steps:
+        return math.inf
+    return run.epsilon.headline if goal == "epsilon" else float(getattr(run, goal))
 
 
-def _instead(search: Search, run: NoisyRun, max_cohort: int) -> dict[str, float]:
-    """What the same σ_DP would cost with more to go by."""
+def _instead(search: MechanismSearch, run: NoisyRun, max_cohort: int) -> dict[str, float]:
+    """ε of the same σ_DP with twice as many people or clients per round, or half the rounds."""
     sizes = Sizes(population_size=run.population_size, max_cohort=max_cohort, central_steps=run.central_steps)
     others = {"people": replace(sizes, population_size=2 * sizes.population_size)}
     if max_cohort < run.population_size:

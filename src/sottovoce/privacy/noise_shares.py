@@ -3,12 +3,12 @@
     who sees    a sum of m shares, each a discrete Gaussian of variance v        the server, in rounds that it draws
     who reads   the same topped up by the server to `most` shares                everybody, and they do not know cohorts
 
-Whoever takes part reads models, too, and can take their own share off again, or never have added it. So v is such that
+A client also reads models, and can subtract their own share, or never have added it. So v is such that
 `most − colluding` shares are all of the plan's noise, (z·C)², whoever stayed: accounts, ledger and ε are those of noise
-by the server. Were it not topped up, its variance would tell over millions of coordinates how many took part.
+by the server. Without topping up, its variance would show over millions of coordinates how many took part.
 
 What the server itself learns is bounded by the shares of honest people in a sum: at least `least − colluding` of them,
-because below `least` survivors clients open nothing (`deployment.sum_terms.Terms`). Sampling hides nothing from whoever
+because below `least` survivors clients open nothing (`SumTerms`). Sampling hides nothing from whoever
 draws the cohort: this is the Gaussian mechanism with z·√((least − colluding)/(most − colluding)), once for every round
 somebody takes part in.
 
@@ -19,8 +19,8 @@ decisions/024 has both arguments.
 import math
 from dataclasses import dataclass
 
-from sottovoce.errors import InputError
-from sottovoce.privacy.search import smallest_whole
+from sottovoce.base.errors import InputError
+from sottovoce.privacy.calibration import smallest_integer
 
 SMALLEST_STD = 32.0  # of a share, in cells of the grid: below, `log_gap` would begin to count
 SLACK = 1 / 12  # cells²: rounding an ideal Gaussian to the grid makes it as much wider
@@ -30,7 +30,7 @@ _RARE = 1e-15  # more survivors than `most`: as rare as what a PLD leaves out
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseShares:
-    """A release has `most` shares. A sum is of `least` people or more; `colluding` tell their share, or add none."""
+    """A release has `most` shares, a sum at least `least`; `colluding` clients reveal their share, or add none."""
 
     most: int
     least: int
@@ -97,10 +97,10 @@ def largest_cohort(population_size: int, *, sampling_rate: float) -> int:
     return int(binom.isf(_RARE, population_size, sampling_rate))
 
 
-def fewest_here(least: int, *, sampling_rate: float) -> int:
-    """How many must be here for a Poisson cohort of them to fall below `least` no more than once in 10¹⁵ times.
+def fewest_available(least: int, *, sampling_rate: float) -> int:
+    """How many must be available for a Poisson cohort of them to fall below `least` at most once in 10¹⁵ times.
 
-    >>> fewest_here(512, sampling_rate=1024 / 34_753), fewest_here(8, sampling_rate=1.0)
+    >>> fewest_available(512, sampling_rate=1024 / 34_753), fewest_available(8, sampling_rate=1.0)
     (24094, 8)
     """
     from scipy.stats import binom
@@ -108,7 +108,7 @@ def fewest_here(least: int, *, sampling_rate: float) -> int:
     def are_enough(people: int) -> bool:
         return bool(binom.cdf(least - 1, people, sampling_rate) <= _RARE)
 
-    return smallest_whole(are_enough, start=least)
+    return smallest_integer(are_enough, start=least)
 
 
 def log_gap(*, variance: float, shares: int) -> float:

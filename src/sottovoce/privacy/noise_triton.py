@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sottovoce.errors import promise
+from sottovoce.base.errors import check_invariant
 from sottovoce.flat.layout import ALIGNMENT, Layout, tensor_layers
 from sottovoce.flat.segments_triton import CHUNK, WARPS, chunk_table
 from sottovoce.flat.triton import tl, triton
@@ -35,9 +35,9 @@ def add_normal(
 ) -> None:
     """total += std·factor_h·N(0, 1) on every parameter, in place; padding becomes zero. `key` is [1], int64."""
     walkable = total.dtype == torch.float32 and total.dim() == 1 and total.is_contiguous()
-    promise(walkable, f"total is {total.dtype} {tuple(total.shape)}: expected float32 [P] without gaps")
-    promise(key.dtype == torch.int64, f"key.dtype={key.dtype}: expected int64")
-    promise(layout.flat_size <= _MOST_ELEMENTS, f"{layout.flat_size} elements: the counter would start over")
+    check_invariant(walkable, f"total is {total.dtype} {tuple(total.shape)}: expected float32 [P] without gaps")
+    check_invariant(key.dtype == torch.int64, f"key.dtype={key.dtype}: expected int64")
+    check_invariant(layout.flat_size <= _MOST_ELEMENTS, f"{layout.flat_size} elements: the counter would start over")
     table = chunk_table(tensor_layers(layout), total.device, chunk)
     ends, scales = _parameter_table(layout, factors, total.device)
     _add_normal[(len(table.starts),)](
@@ -51,7 +51,7 @@ def _parameter_table(layout: Layout, factors: tuple[float, ...] | None, device: 
     """Where each parameter ends, padding left out, and its factor."""
     ends = [offset + size for offset, size in zip(layout.offsets, layout.sizes, strict=True)]
     scales = [1.0] * len(ends) if factors is None else factors
-    promise(len(scales) == len(ends), f"{len(scales)} factors for {len(ends)} parameters")
+    check_invariant(len(scales) == len(ends), f"{len(scales)} factors for {len(ends)} parameters")
     return torch.tensor(ends, device=device), torch.tensor(scales, dtype=torch.float32, device=device)
 
 

@@ -21,12 +21,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sottovoce.errors import BrokenPromise, InputError, promise
+from sottovoce.base.errors import InputError, InvariantError, check_invariant
 from sottovoce.flat.layout import Layout, group_layers, tensor_layers
-from sottovoce.privacy import telling
-from sottovoce.privacy.adaptive import next_clip_bound, update_noise_multiplier
-from sottovoce.privacy.clipping import Clipper, ClipStats
-from sottovoce.privacy.correlated_noise import CorrelatedNoise, widening
+from sottovoce.privacy.clipping import Clipper, ClipStats, next_clip_bound, update_noise_multiplier
+from sottovoce.privacy.description import describe_guarantee, describe_plan, ledger_header
 from sottovoce.privacy.events import (
     CorrelatedRelease,
     GaussianRelease,
@@ -37,10 +35,10 @@ from sottovoce.privacy.events import (
 )
 from sottovoce.privacy.ledger import Charge, Ledger
 from sottovoce.privacy.noise import grid_spacing, sigma_dp_of
-from sottovoce.privacy.noise_shares import NoiseShares, fewest_here
-from sottovoce.privacy.outside import PARTS, OutsideParts, checked_cohort
-from sottovoce.privacy.random_source import RandomSource
-from sottovoce.privacy.round_noise import RoundNoise
+from sottovoce.privacy.noise_shares import NoiseShares, fewest_available
+from sottovoce.privacy.plugins import PLUGIN_KEYS, Plugins, check_cohort
+from sottovoce.privacy.randomness import RandomSource
+from sottovoce.privacy.round_noise import CorrelatedNoise, RoundNoise, widening
 from sottovoce.privacy.sampling import (
     CyclicSampler,
     FixedSizeSampler,
@@ -95,8 +93,8 @@ class Plan:
         if self.rule is not None and self.settings.clip_rule is not None:
             raise InputError(f"rule={self.rule!r} beside clip_rule={self.settings.clip_rule}: expected one of them")
         # Everything is built once now, so that what is wrong is refused here and not in the first round.
-        _ = self.clipper, self.sampler, self.event, self._outside
-        promise(self.noise_std_sum >= 0, f"noise_std_sum={self.noise_std_sum}: expected at least 0")
+        _ = self.clipper, self.sampler, self.event, self._plugins
+        check_invariant(self.noise_std_sum >= 0, f"noise_std_sum={self.noise_std_sum}: expected at least 0")
 
     @cached_property
     def event(self) -> Release | NoGuarantee:
@@ -115,14 +113,14 @@ class Plan:
 
     @property
     def guarantee(self) -> str:
-        """The promise in one line, without its ε (which grows with the steps), or why there is none."""
-        return telling.guarantee(self)
+        """The guarantee in one line, without its ε (which grows with the steps), or why there is none."""
+        return describe_guarantee(self)
 
     @property
     def server_event(self) -> GaussianRelease | None:
-        """What a round tells the server itself of somebody who takes part; None where it sees sums without noise.
+        """What a round releases to the server itself; None where it sees sums without noise.
 
-        It draws the cohort, so that sampling hides nobody from it: a rate of 1, for each round with them in it.
+        It draws the cohort, so that sampling hides nobody from it: a rate of 1.
         """
         if self.noise_shares is None:
             return None
@@ -190,14 +188,14 @@ class Plan:
         """σ_DP = z/S, the paper's unit."""
         return sigma_dp_of(self.update_noise_multiplier, cohort_size=self.settings.cohort_size)
 
-    def fewest_here(self, least: int) -> int:
-        """How many of all users must be here before a round, where sums of fewer than `least` are not opened.
+    def fewest_available(self, least: int) -> int:
+        """How many of all users must be available before a round, where sums of fewer than `least` are not opened.
 
-        Guarantee: whether a sum is opened then hangs on nobody's being drawn, but once in 10¹⁵ rounds. Else a release
-        would tell who was: the event is of sums that differ by one update, and not by all of them.
+        Guarantee: then whether a sum is opened depends on nobody's being drawn, but once in 10¹⁵ rounds. Else a release
+        would show who was: the event is of sums that differ by one update, and not by all of them.
         """
         if self.settings.sampling is Sampling.POISSON:
-            return fewest_here(least, sampling_rate=self.sampling_rate)
+            return fewest_available(least, sampling_rate=self.sampling_rate)
         return self.settings.population_size - (self.cohort_size - least)
 
     @cached_property
@@ -208,13 +206,13 @@ class Plan:
         return _sampler(self.settings.sampling, population_size=people, cohort_size=self.cohort_size)
 
     @cached_property
-    def _outside(self) -> OutsideParts:
-        parts = {name: getattr(self.settings, name) for name in PARTS}
-        return OutsideParts.built(parts, forgiving=self.settings.mode is Mode.SECURE)
+    def _plugins(self) -> Plugins:
+        parts = {name: getattr(self.settings, name) for name in PLUGIN_KEYS}
+        return Plugins.build(parts, is_release=self.settings.mode is Mode.SECURE)
 
     @property
     def _clip_rule(self) -> Rule | None:
-        return self._outside.clip_rule if self.rule is None else self.rule
+        return self._plugins.clip_rule if self.rule is None else self.rule
 
     @cached_property
     def clipper(self) -> Clipper:
@@ -258,21 +256,23 @@ class Plan:
     def sample(self, step: int, *, attempt: int = 1, row: int | None = None, among: Indices | None = None) -> Indices:
         """The cohort of `step`: indices of users, ascending. Private. A later attempt at the step has another one.
 
-        With correlated noise it is drawn from those whose turn it is at that `row` of noise (the step's, if not given).
-        `among` fewer users than all, as many of them as ever (or all): only where nothing is promised to them.
+        With correlated noise it is drawn from the group of that `row` of noise (the step's, if not given). `among`
+        fewer users than all, as many as ever (or all of these): only where there is no guarantee.
         """
-        if self._outside.sampler is not None:
-            promise(among is None, "a sampler from outside among some of all users")
-            generator = self.noise.random.outside_cohort(step, attempt)
-            drawn = self._outside.sampler(step, self, generator=generator)
-            return checked_cohort(drawn, population_size=self.settings.population_size)
+        if self._plugins.sampler is not None:
+            check_invariant(among is None, "a plug-in sampler among some of all users")
+            generator = self.noise.random.plugin_cohort(step, attempt)
+            drawn = self._plugins.sampler(step, self, generator=generator)
+            return check_cohort(drawn, population_size=self.settings.population_size)
         words = self.noise.random.cohort_words(step, attempt)
         if isinstance(self.sampler, CyclicSampler):
-            promise(among is None, "a cohort of some, where groups take turns")
+            check_invariant(among is None, "a cohort of some, where groups take turns")
             return self.sampler.sample(self.settings.population_size, row=step if row is None else row, words=words)
         if among is None:
             return self.sampler.sample(self.settings.population_size, words=words)
-        promise(isinstance(self.event, NoGuarantee) and self.settings.z == 0, "a cohort of some, accounted as of all")
+        check_invariant(
+            isinstance(self.event, NoGuarantee) and self.settings.z == 0, "a cohort of some, accounted as of all"
+        )
         if not len(among):
             return among
         size = min(self.cohort_size, len(among))
@@ -290,15 +290,15 @@ class Plan:
             return 1.0
         cap = self.settings.weight_cap
         if cap is None:
-            raise BrokenPromise(f"weighting={self.settings.weighting} without a weight_cap is no business of the plan")
+            raise InvariantError(f"weighting={self.settings.weighting} without a weight_cap: expected a cap")
         return bounded_weight(amount, cap=cap)
 
     def weigh(self, figures: object) -> float:
-        """ω of a user by the `weights` from outside, by that user's figures alone; 1 where there are none.
+        """ω of a user by the plug-in `weights`, from that user's figures alone; 1 where there are none.
 
         Guarantee: in [0, 1] whatever they return, a NaN as 0. In a release weights that fail on one user are 0, too.
         """
-        return self._outside.weight(figures)
+        return self._plugins.weight(figures)
 
     def clip(self, update: Tensor, *, weight: Tensor | float = 1.0) -> Tensor:
         """ω·clip(update), [P] or [N, P], as a new tensor; `accumulate` is the fast way to sum them."""
@@ -316,8 +316,8 @@ class Plan:
         return not math.isinf(self.clip_bound) or self.settings.z > 0 or self._clip_rule is not None
 
     def add_unclipped(self, total: Tensor, summed: Tensor) -> None:
-        """total += Σ ω·update of several users: only where nothing is done to single ones, and nothing is promised."""
-        promise(not self.bounds_updates, "a sum of updates that nobody has clipped")
+        """total += Σ ω·update of several users: only where single ones are not changed, and without a guarantee."""
+        check_invariant(not self.bounds_updates, "a sum of updates that nobody has clipped")
         total.add_(summed)
 
     def _ruled(self, update: Tensor) -> Tensor:
@@ -325,7 +325,7 @@ class Plan:
         rule = self._clip_rule
         if rule is None or not update.numel():
             return update
-        rows = [self._outside.ruled(rule, row, self) for row in update.reshape(-1, self.layout.flat_size)]
+        rows = [self._plugins.apply_rule(rule, row, self) for row in update.reshape(-1, self.layout.flat_size)]
         ruled = torch.stack(rows).view_as(update)
         self.layout.clear_padding(ruled)
         return ruled
@@ -333,7 +333,7 @@ class Plan:
     def _check_weight(self, weight: Tensor | float) -> None:
         uniform = isinstance(weight, float | int) and weight == 1
         weighted = self.settings.weighting is not Weighting.UNIFORM or self.settings.weights is not None
-        promise(uniform or weighted, "weights in a plan with weighting=uniform")
+        check_invariant(uniform or weighted, "weights in a plan with weighting=uniform")
 
     def charge(self, ledger: Ledger, *, step: int, parameters: str, cohort: str) -> Charge:
         """Pays for `step`: on the disk when this returns. BudgetSpent if the budget does not allow it.
@@ -344,7 +344,7 @@ class Plan:
 
     def _release(self, charge: Charge, what: Literal["sum", "count"]) -> int:
         paid, due = (charge.event, charge.clip_bound), (self.event, self.clip_bound)
-        promise(paid == due, f"step {charge.step} was charged as {paid}: this plan releases {due}")
+        check_invariant(paid == due, f"step {charge.step} was charged as {paid}: this plan releases {due}")
         return charge.release(what)
 
     def add_noise(
@@ -352,18 +352,18 @@ class Plan:
     ) -> Tensor:
         """total += N(0, (z·C)²), in place or in float32; returns the noised sum in float32. Once per charge.
 
-        `shares` of the noise are in it already, added by as many clients: what is missing comes on top. All of it is
-        missing where no sum was opened, and comes from the same source: nothing shows whether one was. With a mechanism
-        it is the charge's row of the run's `correlated` noise.
+        As many `shares` of the noise are in it already, added by clients; what is missing is added. Where no sum was
+        opened that is all of it, from the same source: nothing shows whether one was. With a mechanism it is the
+        charge's row of the run's `correlated` noise.
         """
         at = {"step": self._release(charge, "sum"), "attempt": charge.attempt, "row": charge.row}
         return self.noise.add(total, **at, shares=shares, correlated=correlated)
 
     def correlated_noise(
-        self, *, device: torch.device | str = "cpu", vault: Path | None = None
+        self, *, device: torch.device | str = "cpu", secret_folder: Path | None = None
     ) -> CorrelatedNoise | None:
-        """The noise of a whole run, from its first row on; a release keeps what it needs of earlier ones in `vault`."""
-        return self.noise.correlated(device=device, vault=vault)
+        """The noise of a whole run, from its first row on; a release keeps its memory in `secret_folder`."""
+        return self.noise.correlated(device=device, secret_folder=secret_folder)
 
     def adapt(self, centred_count: float, charge: Charge) -> "Plan":
         """The plan of the next step, its clip bound moved by the noised count (see `adaptive.centred_count`).
@@ -372,7 +372,7 @@ class Plan:
         """
         adaptive = self.settings.adaptive
         if adaptive is None:
-            raise BrokenPromise("only a plan with adaptive clipping adapts")
+            raise InvariantError("only a plan with adaptive clipping adapts")
         step = self._release(charge, "count")
         std = adaptive.count_noise(self.cohort_size)
         noise = self.noise.count(std=std, most_users=self.settings.population_size, step=step, attempt=charge.attempt)
@@ -389,9 +389,9 @@ class Plan:
 
     def describe(self) -> dict[str, object]:
         """All settings that decide what is released, as JSON takes them; the layout by its shapes."""
-        return telling.description(self)
+        return describe_plan(self)
 
-    ledger_header = telling.ledger_header
+    ledger_header = ledger_header
 
 
 def _sampler(sampling: Sampling, *, cohort_size: int, population_size: int) -> PoissonSampler | FixedSizeSampler:

@@ -1,4 +1,4 @@
-"""What `sottovoce plan` prints: tables of planned runs and of mechanisms, and words about the chosen one."""
+"""The output of `sottovoce plan`: tables of planned runs and of mechanisms, and a line about the chosen one."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,10 +7,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from sottovoce.privacy.accounting import Epsilon
-from sottovoce.privacy.mechanisms import Kind, NoisyRun
+from sottovoce.privacy.mechanism_search import Kind, NoisyRun
+from sottovoce.privacy.membership_odds import GUARANTEE
 from sottovoce.privacy.noise_planner import Goal, NoisePlan
 from sottovoce.privacy.planner import PlannedRun
-from sottovoce.privacy.scale import GUARANTEE
 
 _NAMES: dict[Kind, str] = {"independent": "independent", "banded": "banded", "blt": "BLT"}
 _TITLES: dict[Goal, str] = {

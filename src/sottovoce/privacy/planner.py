@@ -1,7 +1,6 @@
-"""What would a run cost in privacy, before anything is trained, and how large must its population be?
+"""The privacy cost of a run before anything is trained, and the population that a target ε needs (`sottovoce plan`).
 
-The functions behind `sottovoce plan` (`plan_tables` shows what they find). Sampling is Poisson, neighbours differ by
-one user.
+Sampling is Poisson, neighbours differ by one user.
 """
 
 import math
@@ -10,9 +9,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.privacy.accounting import Epsilon, epsilon
-from sottovoce.privacy.calibration import Accountant, check_target, event_epsilon, noise_of_run
+from sottovoce.privacy.calibration import (
+    Accountant,
+    Bracket,
+    calibrate_run_noise,
+    check_target,
+    event_epsilon,
+    solve_decreasing,
+)
 from sottovoce.privacy.events import (
     LARGEST_POPULATION,
     LARGEST_STEPS,
@@ -23,10 +29,9 @@ from sottovoce.privacy.events import (
     poisson_release,
     run_event,
 )
+from sottovoce.privacy.membership_odds import GUARANTEE, strength_of
 from sottovoce.privacy.pld import CAREFUL, PldCap
 from sottovoce.privacy.rdp import check_delta
-from sottovoce.privacy.scale import GUARANTEE, step_of
-from sottovoce.privacy.search import falls_to
 
 PAPER_CLIP_BOUND = 0.01
 _POPULATION_PRECISION = 1e-3
@@ -109,28 +114,23 @@ class PlannedRun:
                 f"delta={self.delta:g} is not below 1/population_size={1 / self.population_size:.3g}: "
                 "publishing one whole user at random would pass as private"
             )
-        if spent.headline > GUARANTEE:
-            words = step_of(spent.headline).words
-            warnings.append(
-                f"ε = {spent.headline:.4g} is above {GUARANTEE:g}: {words} as a guarantee, at this population"
-            )
+        if (found := spent.headline) > GUARANTEE:
+            words = f"{strength_of(found).words} as a guarantee, at this population"
+            warnings.append(f"ε = {found:.4g} is above {GUARANTEE:g}: {words}")
         if orders := spent.rdp_orders_unconverged:
             warnings.append(
                 f"RDP: the series did not converge at {len(orders)} orders from {orders[0]:g} to {orders[-1]:g}; "
                 "they are bounded in another way"
             )
-        if self.noise_to_update is not None and self.noise_to_update > 1:
-            warnings.append(
-                f"the noise on the mean is {self.noise_to_update:.3g} times as long as one user's clipped update"
-            )
+        if (ratio := self.noise_to_update) is not None and ratio > 1:
+            warnings.append(f"the noise on the mean is {ratio:.3g} times as long as one user's clipped update")
         return tuple(warnings)
 
     def to_json(self) -> dict[str, Any]:
         """Every number of the plan under its glossary name."""
-        spent, besides = self.epsilon, {}
-        if self.measured is not None:
-            told = {"measured": self.measured.count, "noise_multiplier": self.measured.noise_multiplier}
-            besides["client_wer"] = told
+        spent, besides, measured = self.epsilon, {}, self.measured
+        if measured is not None:
+            besides["client_wer"] = {"measured": measured.count, "noise_multiplier": measured.noise_multiplier}
         return {
             "epsilon_pld": spent.pld,
             "epsilon_pld_reason": spent.pld_reason,
@@ -170,8 +170,8 @@ def plan_run(
     """The plan for one of: a noise multiplier, the paper's σ_DP, or a target ε.
 
     Guarantee: (ε, δ) for adding or removing one user, if the run samples by Poisson with probability S/K, clips to C
-    and adds noise of std z·C to the sum. `accountant` says which ε a target is meant for. What is
-    `measured` besides, over cohorts of its own, is part of ε.
+    and adds noise of std z·C to the sum. `accountant` says which ε a target is meant for. What is `measured` besides,
+    over cohorts of its own, is part of ε.
 
     >>> plan = plan_run(69_506_000, cohort_size=204_800, sigma_dp=3e-6, central_steps=2034, delta=1e-9)
     >>> round(plan.noise_multiplier, 4), round(plan.epsilon.rdp, 1)
@@ -181,29 +181,13 @@ def plan_run(
     chosen = [name for name, value in given.items() if value is not None]
     if len(chosen) != 1:
         raise InputError(f"expected exactly one of {', '.join(given)}; got {', '.join(chosen) or 'none'}")
-    planned = PlannedRun(  # what is wrong is refused before noise is searched for
-        population_size=population_size,
-        cohort_size=cohort_size,
-        central_steps=central_steps,
-        delta=delta,
-        noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
-        clip_bound=clip_bound,
-        parameters=parameters,
-        measured=measured,
-        cap=cap,
-    )
+    run: dict[str, Any] = {"population_size": population_size, "cohort_size": cohort_size, "delta": delta, "cap": cap}
+    run |= {"central_steps": central_steps, "measured": measured}
+    z = 1.0 if noise_multiplier is None else noise_multiplier
+    # What is wrong is refused before noise is searched for.
+    planned = PlannedRun(**run, noise_multiplier=z, clip_bound=clip_bound, parameters=parameters)
     if target_epsilon is not None:
-        z = noise_of_run(
-            target_epsilon,
-            population_size=population_size,
-            cohort_size=cohort_size,
-            central_steps=central_steps,
-            delta=delta,
-            accountant=accountant,
-            cap=cap,
-            measured=measured,
-        )
-        planned = replace(planned, noise_multiplier=z)
+        planned = replace(planned, noise_multiplier=calibrate_run_noise(target_epsilon, accountant=accountant, **run))
     elif sigma_dp is not None:
         _check_positive("sigma_dp", sigma_dp)
         planned = replace(planned, noise_multiplier=sigma_dp * cohort_size)  # Theorem 1: z = σ_DP/𝕊 with 𝕊 = 1/(qK)
@@ -213,13 +197,11 @@ def plan_run(
 
 def scale_plan(plan: PlannedRun, *, factors: Sequence[float], cap: PldCap = CAREFUL) -> tuple[PlannedRun, ...]:
     """The paper's extrapolation: the same σ_DP, q and T, with cohort and population scaled (so z grows with S)."""
-    scaled = []
     for factor in factors:
         if not 0 < factor <= LARGEST_POPULATION / plan.population_size:
             raise InputError(f"scale={factor}: expected a positive number, and at most {LARGEST_POPULATION:,} users")
-        population, cohort = round(plan.population_size * factor), round(plan.cohort_size * factor)
-        scaled.append(replace(resized(plan, population, cohort), cap=cap))
-    return tuple(scaled)
+    sizes = [(round(plan.population_size * factor), round(plan.cohort_size * factor)) for factor in factors]
+    return tuple(replace(resized(plan, *size), cap=cap) for size in sizes)
 
 
 def smallest_population(
@@ -245,15 +227,12 @@ def smallest_population(
     def at(population: float) -> str:
         return f", with population_size={population} and cohort_size={sized(population).cohort_size}"
 
-    found = falls_to(
-        target_epsilon,
-        lambda population: event_epsilon(sized(population).event, delta=plan.delta, accountant=accountant),
-        start=math.ceil(1 / plan.sampling_rate),
-        factor=10,
-        precision=_POPULATION_PRECISION,
-        most=LARGEST_POPULATION,
-        at=at,
-    )
+    def spent(population: float) -> float:
+        return event_epsilon(sized(population).event, delta=plan.delta, accountant=accountant)
+
+    start = math.ceil(1 / plan.sampling_rate)
+    bracket = Bracket(start=start, factor=10, precision=_POPULATION_PRECISION, most=LARGEST_POPULATION)
+    found = solve_decreasing(target_epsilon, spent, bracket, at=at)
     return replace(sized(found), cap=cap)
 
 

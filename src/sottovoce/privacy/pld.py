@@ -1,7 +1,6 @@
 """Accounting by privacy loss distributions on dp-accounting, under a cap on time and memory.
 
-A privacy loss distribution lives on a grid of losses `interval` apart. Its cost is its number of points, which can
-be told in advance:
+Losses lie on a grid, `interval` apart. The cost is the number of points, which is known in advance:
 
 * one step covers the losses from ℓ(−κz) to ℓ(1 + κz), with ℓ(x) = log(1 − q + q·exp((2x − 1)/2z²)) and κ = 9.8 the
   point beyond which a Gaussian has mass e⁻⁵⁰: a range of about 1/2z² + κ/z + log q;
@@ -29,21 +28,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from sottovoce.privacy import replaced
 from sottovoce.privacy.events import Event, GaussianRelease, NoGuarantee, accounted
-from sottovoce.privacy.sampled_gaussian import step_distribution
+from sottovoce.privacy.sampled_gaussian import (
+    GAUSSIAN_REACH,
+    Array,
+    largest_replaced_loss,
+    log_density_ratio,
+    replaced_losses,
+    replaced_step_pld,
+    sampled_step_pld,
+)
 
 # Measured on one core of a 2.x GHz server; both neighbours' distributions are counted. A step's points have become five
-# times quicker since, but grids, and with them the digits of every ε that was ever told, follow from these numbers.
+# times quicker since, but grids, and with them the digits of every published ε, follow from these numbers.
 _SECONDS_PER_STEP_POINT = 2.5e-6
 _SECONDS_PER_COMPOSED_POINT = 0.4e-6
 _BYTES_PER_STEP_POINT = 250.0
 _BYTES_PER_COMPOSED_POINT = 100.0
 
-_GAUSSIAN_REACH = 9.8  # κ: dp-accounting drops tails of mass e⁻⁵⁰
 _LOG_TAIL = math.log(2 / 1e-15)  # and 10⁻¹⁵ of a composition
 _CHERNOFF_ORDERS = np.arange(1, 21)
 _FEWEST_STEP_POINTS = 2000  # much noise, tiny losses: the grid must still see them
@@ -64,7 +68,7 @@ class PldCap:
     finest_interval: float = 1e-4
 
 
-# The promise is 5 s and 1 GB: the predictions stay well inside it, for slower machines' sake.
+# The limit is 5 s and 1 GB: the predictions stay well inside it, for slower machines' sake.
 CAREFUL = PldCap()
 # Searches, tables and plots evaluate many: at most 0.01 more ε than CAREFUL at the noise one would choose.
 QUICK = PldCap(seconds=0.1, bytes=1e8, finest_interval=1e-3)
@@ -136,7 +140,7 @@ class Pld:
         # dp-accounting counts losses down from the largest, each time with a rounding of its own.
         return value + points * _UNIT * (value + points * (self.interval or 0.0)) if value > 0 else 0.0
 
-    def deltas(self, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+    def deltas(self, epsilons: Array) -> Array:
         """δ at each of the ε, rounded up; infinite where float64 cannot tell. Guarantee: upper bounds."""
         assert self.distribution is not None
         with np.errstate(over="ignore"):
@@ -198,9 +202,9 @@ def _release_pld(release: GaussianRelease, count: int, interval: float) -> tuple
         return whole, 4 * _UNIT  # nothing was transformed
     assert release.sampling_rate is not None
     if release.neighbouring == "replace_one":
-        step = replaced.step_distribution(release.sampling_rate, release.noise_multiplier, interval=interval)
+        step = replaced_step_pld(release.sampling_rate, release.noise_multiplier, interval=interval)
     else:
-        step = step_distribution(release.sampling_rate, z, interval=interval)
+        step = sampled_step_pld(release.sampling_rate, z, interval=interval)
     composed = step.self_compose(count)
     return composed, count * _transform_rounding(composed, norm=_norm(step))
 
@@ -229,17 +233,17 @@ def _loss_ranges(release: GaussianRelease, count: int) -> tuple[float, float]:
     assert q is not None, "cohorts of fixed size have no PLD"
     if q == 1.0:
         mean = math.sqrt(count) / z  # T Gaussian steps are one, and its losses are N(±μ²/2, μ²)
-        both = 2 * (mean**2 + 2 * _GAUSSIAN_REACH * mean)
+        both = 2 * (mean**2 + 2 * GAUSSIAN_REACH * mean)
         return both, both
-    normal = np.linspace(-_GAUSSIAN_REACH, _GAUSSIAN_REACH, 801)
+    normal = np.linspace(-GAUSSIAN_REACH, GAUSSIAN_REACH, 801)
     log_weight = -0.5 * normal**2 - logsumexp(-0.5 * normal**2)
     if release.neighbouring == "replace_one":
-        z, high = release.noise_multiplier, replaced.largest_loss(q, release.noise_multiplier)
+        z, high = release.noise_multiplier, largest_replaced_loss(q, release.noise_multiplier)
         outcomes = np.concatenate([z * normal, z * normal - 1])
-        losses = np.clip(replaced.losses_of(outcomes, q, z), -high, high) + high
+        losses = np.clip(replaced_losses(outcomes, q, z), -high, high) + high
         log_losses = np.concatenate([math.log1p(-q) + log_weight, math.log(q) + log_weight])
         return 2 * high, _composed_range(losses, log_losses, count, 2 * high)
-    absent, present = _step_loss(z * normal, q, z), _step_loss(1 + z * normal, q, z)
+    absent, present = log_density_ratio(z * normal, q, z), log_density_ratio(1 + z * normal, q, z)
     low, high = float(absent[0]), float(present[-1])
     removed = np.concatenate([absent, present]) - low
     log_removed = np.concatenate([math.log1p(-q) + log_weight, math.log(q) + log_weight])
@@ -248,14 +252,7 @@ def _loss_ranges(release: GaussianRelease, count: int) -> tuple[float, float]:
     return 2 * (high - low), composed
 
 
-def _step_loss(x: NDArray[np.float64], q: float, z: float) -> NDArray[np.float64]:
-    loss: NDArray[np.float64] = np.logaddexp(math.log1p(-q), math.log(q) + (2 * x - 1) / (2 * z * z))
-    return loss
-
-
-def _composed_range(
-    losses: NDArray[np.float64], log_weight: NDArray[np.float64], count: int, step_range: float
-) -> float:
+def _composed_range(losses: Array, log_weight: Array, count: int, step_range: float) -> float:
     """What Chernoff's bound leaves of `count` steps; losses are measured from the step's lowest."""
     rates = _CHERNOFF_ORDERS / step_range
     above = logsumexp(np.outer(rates, losses) + log_weight, axis=1)

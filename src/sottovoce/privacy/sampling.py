@@ -5,7 +5,6 @@ promises those words to stay the same in every version), `SecureRandom().words` 
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Literal
@@ -13,10 +12,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError
-from sottovoce.seeds import keyed_order
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import keyed_order
+from sottovoce.privacy.randomness import Words
 
-Words = Callable[[int], NDArray[np.uint64]]
 Indices = NDArray[np.int64]
 
 
@@ -29,7 +28,6 @@ class PoissonSampler:
     """
 
     sampling: ClassVar[Literal["poisson"]] = "poisson"
-    neighbouring: ClassVar[Literal["add_remove"]] = "add_remove"
     sampling_rate: float
 
     def __post_init__(self) -> None:
@@ -39,7 +37,7 @@ class PoissonSampler:
     def sample(self, population_size: int, *, words: Words) -> Indices:
         """The users of one cohort, ascending. Work and memory grow with the cohort, not with the population.
 
-        >>> from sottovoce.seeds import stream
+        >>> from sottovoce.base.seeds import stream
         >>> words = stream(1, "cohort", 0).bit_generator.random_raw
         >>> len(PoissonSampler(sampling_rate=1e-6).sample(70_000_000, words=words))
         62
@@ -71,7 +69,6 @@ class FixedSizeSampler:
     """
 
     sampling: ClassVar[Literal["fixed_size"]] = "fixed_size"
-    neighbouring: ClassVar[Literal["replace_one"]] = "replace_one"
     cohort_size: int
 
     def __post_init__(self) -> None:
@@ -90,15 +87,14 @@ class FixedSizeSampler:
 
 @dataclass(frozen=True, kw_only=True)
 class CyclicSampler:
-    """Users are dealt out into `cycle` groups; row t draws from group t mod `cycle` alone, each member by a coin.
+    """Users are divided into `cycle` groups; row t draws from group t mod `cycle` alone, each member independently.
 
     Guarantee: between two rows that may have the same user lie at least `cycle` − 1 others. Who is in which group is
-    public and hangs on places alone (how many there are, and which), never on what the people there have said. The
-    relation is that of one place filled or empty: the number of places stays. A rate of 1 takes the whole group.
+    public and depends on indices alone, never on data. Neighbours differ by one index filled or empty: the number of
+    indices stays. A rate of 1 takes the whole group.
     """
 
     sampling: ClassVar[Literal["cyclic"]] = "cyclic"
-    neighbouring: ClassVar[Literal["add_remove"]] = "add_remove"
     cycle: int
     sampling_rate: float  # of each member of the group whose turn it is
 

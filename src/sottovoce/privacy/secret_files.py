@@ -9,20 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from sottovoce.files import sweep, sync_folder, written_atomically
+from sottovoce.base.files import remove_leftovers, sync_folder, write_atomically
 
 SECRETS = "secrets"
 
 
 @contextmanager
-def written_secretly(path: Path) -> Iterator[IO[bytes]]:
-    """`written_atomically`, readable by its owner alone, in a folder that only its owner can open."""
+def write_secret(path: Path) -> Iterator[IO[bytes]]:
+    """`write_atomically`, readable by its owner alone, in a folder that only its owner can open."""
     _closed(path.parent)
-    with written_atomically(path, private=True) as file:
+    with write_atomically(path, private=True) as file:
         yield file
 
 
-def keep_secret(earlier: Path, path: Path) -> None:
+def move_to_secrets(earlier: Path, path: Path) -> None:
     """Move a file that lay open to `path`, where only its owner can read it."""
     _closed(path.parent)
     earlier.chmod(0o600)
@@ -36,11 +36,11 @@ def _closed(folder: Path) -> None:
     folder.chmod(0o700)
 
 
-def forget(folder: Path, *names: str) -> None:
+def delete_secrets(folder: Path, *names: str) -> None:
     """Remove these files of a folder of secrets, and the folder where nothing else is in it."""
     if not folder.is_dir():
         return
-    sweep(folder, *names)
+    remove_leftovers(folder, *names)
     for name in names:
         (folder / name).unlink(missing_ok=True)
     if not any(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""Everything a plan is made of, and every setting that is refused because it would break a promise."""
+"""The settings of a plan, and the refusal of each that would break a guarantee."""
 
 import math
 from collections.abc import Mapping
@@ -8,15 +8,14 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.flat.layout import Groups
-from sottovoce.privacy.adaptive import AdaptiveClipping
-from sottovoce.privacy.clipping import Normalise, Share
-from sottovoce.privacy.correlated import Correlated
+from sottovoce.privacy.clipping import AdaptiveClipping, Normalise, Share
 from sottovoce.privacy.events import check_sizes
+from sottovoce.privacy.mechanism import Correlated
 from sottovoce.privacy.noise import NoiseScope, noise_multiplier_of
 from sottovoce.privacy.noise_shares import NoiseShares
-from sottovoce.privacy.outside import described
+from sottovoce.privacy.plugins import format_plugin
 
 
 class Sampling(StrEnum):
@@ -74,15 +73,15 @@ class PrivacyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacySettings(PrivacyOptions):
-    """Everything a plan is made of. Exactly one of `noise_multiplier` and `sigma_dp` is set; zero means no privacy.
+    """All settings of a plan. Exactly one of `noise_multiplier` and `sigma_dp` is set; zero means no privacy.
 
-    `privacy_unit` is who is protected, as in `sottovoce.units` ("speaker", "silo with all its speakers"), or None
+    `privacy_unit` is who is protected, as in `sottovoce.base.units` ("speaker", "silo with all its speakers"), or None
     with `no_unit_reason` where a client is nobody in particular. `users_also_in_seed` counts those whose speech the
-    seed model, which is trained without privacy, has seen. `time_line`: users use each utterance once, and one with
+    parent model, which is trained without privacy, has seen. `time_line`: users use each utterance once, and one with
     nothing left is drawn all the same and sends `zero`, or is not drawn (`skip`). With a `mechanism` noise is
-    correlated over rounds, and users take turns. `denominator` is what sums are divided by: public, and `cohort_size`
-    unless weights by data make another one sensible. `clip_rule`, `weights` and `sampler` are parts from outside this
-    package (`privacy.outside`).
+    correlated over rounds, and users take turns in groups. `denominator` is what sums are divided by: public, and
+    `cohort_size` unless weights by data suggest another. `clip_rule`, `weights` and `sampler` are plug-ins
+    (`privacy.plugins`).
     """
 
     population_size: int
@@ -125,7 +124,7 @@ class PrivacySettings(PrivacyOptions):
 
     @property
     def no_guarantee_reason(self) -> str | None:
-        """Why nothing is promised to the users, or None if something is."""
+        """Why users have no guarantee, or None if they have one."""
         if self.z == 0:
             return "no noise is added (noise_multiplier=0)"
         if self.privacy_unit is None:
@@ -134,8 +133,8 @@ class PrivacySettings(PrivacyOptions):
             return "noise is left out or changed on some parameters, for analysis"
         if self.sampler is not None:
             return (
-                f"cohorts are drawn by {described(self.sampler)}, which is not part of this package, and no accountant "
-                "knows what that hides"
+                f"cohorts are drawn by {format_plugin(self.sampler)}, which is not part of this package, and no "
+                "accountant knows what that hides"
             )
         return None
 
@@ -196,7 +195,7 @@ def _check_weights(settings: PrivacySettings) -> None:
 
 
 def _check_time_line(settings: PrivacySettings) -> None:
-    """Who has nothing left may not show, neither in who is drawn nor in what is left to the others."""
+    """Whether a user has data left must show neither in who is drawn nor in what others have left."""
     if settings.time_line is None or settings.z == 0:
         return
     if settings.time_line == "skip":
@@ -237,7 +236,7 @@ def _check_mechanism(settings: PrivacySettings) -> None:
             "another clip bound; expected one bound"
         )
     if settings.sampling is not Sampling.POISSON or settings.sampler is not None:
-        given = f"sampling={settings.sampling}" if settings.sampler is None else "a sampler from outside"
+        given = f"sampling={settings.sampling}" if settings.sampler is None else "a plug-in sampler"
         raise InputError(f"mechanism with {given}: its users take turns in groups, by coins; expected poisson")
     if settings.noise_scope is not None:
         raise InputError("mechanism with noise_scope: for analysis of independent noise; expected one of them")

@@ -1,4 +1,4 @@
-"""Noise that is correlated over rounds: a strategy, the noise that it makes of fresh noise, and what one user can move.
+"""Strategies of correlated noise (matrix factorisation), and their sensitivity: what one user can move.
 
 Step t adds z·C·y_t to the sum of clipped updates, with y = (strategy matrix)⁻¹ w and w_t independent N(0, I). The
 matrix is lower triangular and Toeplitz: its first column says all of it. It begins with 1, so z is the multiplier of w.
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 Column = NDArray[np.float64]
 
@@ -72,11 +72,11 @@ class Blt:
 Strategy = Banded | Blt
 
 
-def column_of(strategy: Strategy, steps: int) -> Column:
+def first_column(strategy: Strategy, steps: int) -> Column:
     """The first column of the strategy matrix of so many steps, [T].
 
-    >>> column_of(Blt(decays=(0.5,), scales=(0.25,)), 4).tolist(), column_of(Banded(column=(1.0, 0.5)), 3).tolist()
-    ([1.0, 0.25, 0.125, 0.0625], [1.0, 0.5, 0.0])
+    >>> first_column(Blt(decays=(0.5,), scales=(0.25,)), 4).tolist()
+    [1.0, 0.25, 0.125, 0.0625]
     """
     column = np.zeros(steps)
     if isinstance(strategy, Banded):
@@ -124,17 +124,21 @@ def _enough(rows: int) -> int:
 @lru_cache(maxsize=32)
 def _squared_sensitivities(strategy: Strategy, rows: int, cycle: int) -> Column:
     """Of the first 1, 2, …, `rows` rows."""
-    return np.cumsum(taken_part(column_of(strategy, rows), cycle) ** 2)
+    return np.cumsum(sum_participations(first_column(strategy, rows), cycle) ** 2)
 
 
-def taken_part(column: Column, cycle: int) -> Column:
-    """The sum of the strategy matrix's columns 0, cycle, 2·cycle, …: who takes part whenever it is possible, [T]."""
+def sum_participations(column: Column, cycle: int, *, is_transposed: bool = False) -> Column:
+    """The sum of the strategy matrix's columns 0, cycle, 2·cycle, …: who takes part whenever it is possible, [T].
+
+    The transpose adds up, for each entry of the column, all later rounds of the user that it is in.
+    """
     cycle = max(min(cycle, len(column)), 1)  # who has no second round has none however far it is
     rounds = -(-len(column) // cycle)
     padded = np.zeros(rounds * cycle)
     padded[: len(column)] = column
-    summed: Column = padded.reshape(rounds, cycle).cumsum(axis=0).reshape(-1)[: len(column)]
-    return summed
+    blocks = padded.reshape(rounds, cycle)
+    summed: Column = blocks[::-1].cumsum(axis=0)[::-1] if is_transposed else blocks.cumsum(axis=0)
+    return summed.reshape(-1)[: len(column)]
 
 
 def strategy_to_json(strategy: Strategy) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""What the processes of a run must find alike before they train together.
+"""What the processes of a run must agree on before they train together.
 
-Each of them works out for itself who is a client, how updates are clipped and what training starts from. One that found
-something else would add updates that are bounded by another C than the ledger charges for, or train a person whom
-another has trained already. So all compare what they have found, whenever a run begins or goes on: in memory, nothing
-of it is written down. What could tell about people's data is compared as a digest, and no digest is shown.
+Each process works out for itself who is a client, how updates are clipped and what training starts from. One that came
+to another result would add updates with another bound than the ledger charges for, or train somebody twice. So all
+compare their results whenever a run starts or resumes, in memory: nothing of it is written. What depends on people's
+data is compared as a digest that is never shown.
 """
 
 import hashlib
@@ -18,28 +18,31 @@ import torch
 from torch import Tensor
 
 import sottovoce
-from sottovoce.errors import InputError
-from sottovoce.processes import Processes
+from sottovoce.base.errors import InputError
+from sottovoce.base.processes import Processes
 
 Facts = dict[str, object]
 
 
 @dataclass(frozen=True)
-class Sealed:
-    """A digest, to be compared and not shown."""
+class HiddenDigest:
+    """A digest that is compared but not shown."""
 
     digest: str
 
 
-@contextmanager
-def agreeing(processes: Processes) -> Iterator[Facts]:
-    """Fill it with what has been found, by name: whatever differs from the first process's ends all of them, named.
+Leaves = dict[str, str | HiddenDigest]
 
-    A fact is a `Sealed` one, or plain data that may be shown. Whom an InputError stops in here, it stops all the
-    others. No process leaves before all have come.
+
+@contextmanager
+def require_equal_across_ranks(processes: Processes) -> Iterator[Facts]:
+    """Fill the yielded mapping with facts by name; one that differs from rank 0's ends all processes with its name.
+
+    A fact is a `HiddenDigest`, or plain data that may be shown. An InputError raised within stops all processes. None
+    leaves before all have arrived.
     """
     facts: Facts = {}
-    if not processes.several:
+    if not processes.is_distributed:
         yield facts
         return
     refused: InputError | None = None
@@ -47,64 +50,66 @@ def agreeing(processes: Processes) -> Iterator[Facts]:
         yield facts
     except InputError as error:
         refused = error
-    known = {what: dict(_leaves(fact)) for what, fact in facts.items()}
-    found = processes.gather(_Found(known, refused=None if refused is None else str(refused)))
-    verdict = processes.share(_verdict(found) if processes.first else None)
+    known = {what: dict(_flatten(fact)) for what, fact in facts.items()}
+    found = processes.gather(_RankFacts(known, refused=None if refused is None else str(refused)))
+    verdict = processes.broadcast_object(_explain_disagreement(found) if processes.is_first else None)
     if verdict is not None:
         raise InputError(verdict) from refused
 
 
 @cache
-def code_version() -> Facts:
-    """This package, file by file, and what it computes with."""
+def describe_code() -> Facts:
+    """This package, file by file, and the torch that it runs on."""
     root = Path(sottovoce.__file__).parent
-    sources = {path.relative_to(root).as_posix(): sealed(path.read_bytes()) for path in sorted(root.rglob("*.py"))}
+    sources = {
+        path.relative_to(root).as_posix(): digest_parts(path.read_bytes()) for path in sorted(root.rglob("*.py"))
+    }
     return {"sottovoce": sottovoce.__version__, "torch": torch.__version__, **sources}
 
 
-def sealed(*parts: str | bytes) -> Sealed:
+def digest_parts(*parts: str | bytes) -> HiddenDigest:
     """One digest of all `parts`."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
         digest.update(len(content).to_bytes(8, "little"))
         digest.update(content)
-    return Sealed(digest.hexdigest())
+    return HiddenDigest(digest.hexdigest())
 
 
-def sealed_tensors(tensors: Mapping[str, Tensor]) -> Sealed:
+def digest_tensors(tensors: Mapping[str, Tensor]) -> HiddenDigest:
     """One digest of names, shapes and contents."""
     parts: list[str | bytes] = []
     for name, tensor in tensors.items():
         content = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         parts += [f"{name} {tensor.dtype} {tuple(tensor.shape)}", content.tobytes()]
-    return sealed(*parts)
+    return digest_parts(*parts)
 
 
 @dataclass(frozen=True)
-class _Found:
-    """What one process tells the first: each fact by its keys (one without keys has the key ""), or why it stops."""
+class _RankFacts:
+    """What one process sends to the first: each fact by its keys (one without keys has the key ""), or why it stops."""
 
-    facts: dict[str, dict[str, str | Sealed]]
+    facts: dict[str, Leaves]
     refused: str | None
 
 
-def _leaves(fact: object, key: str = "") -> Iterator[tuple[str, str | Sealed]]:
-    """The values of nested mappings as words, by their dotted keys."""
+def _flatten(fact: object, key: str = "") -> Iterator[tuple[str, str | HiddenDigest]]:
+    """The values of nested mappings as text, by their dotted keys."""
     if isinstance(fact, Mapping) and fact:
         for name, value in fact.items():
-            yield from _leaves(value, f"{key}.{name}" if key else str(name))
+            yield from _flatten(value, f"{key}.{name}" if key else str(name))
     else:
-        yield key, fact if isinstance(fact, Sealed) else json.dumps(fact)
+        yield key, fact if isinstance(fact, HiddenDigest) else json.dumps(fact)
 
 
-def _verdict(found: Sequence[_Found]) -> str | None:
-    """Why they cannot go on together; None where they can."""
+def _explain_disagreement(found: Sequence[_RankFacts]) -> str | None:
+    """Why the processes cannot go on together; None where they can."""
     first = found[0]
     for rank, other in enumerate(found):
-        # Who was refused has not found everything; but where something differs, that is the better reason.
+        # A process that was refused lacks some facts; but where one differs, that is the better reason.
         for what in [what for what in first.facts if what in other.facts]:
-            difference = _difference(other.facts[what], first.facts[what])
+            difference = _describe_difference(other.facts[what], first.facts[what])
             if difference is not None:
                 return f"rank {rank}'s {what} differs from rank 0's{difference}"
     for rank, each in enumerate(found):
@@ -113,14 +118,14 @@ def _verdict(found: Sequence[_Found]) -> str | None:
     return None
 
 
-def _difference(theirs: Mapping[str, str | Sealed], ours: Mapping[str, str | Sealed]) -> str | None:
-    """Where two facts differ first, in words to come behind "differs"; None where they are the same."""
+def _describe_difference(theirs: Leaves, ours: Leaves) -> str | None:
+    """The first difference of two facts, to be put behind "differs"; None where they are equal."""
     for key in dict.fromkeys((*theirs, *ours)):
         values = theirs.get(key, "missing"), ours.get(key, "missing")
         if values[0] == values[1]:
             continue
         if not key:
             return ""
-        shown = [value for value in values if not isinstance(value, Sealed)]
+        shown = [value for value in values if not isinstance(value, HiddenDigest)]
         return f": {key} is {shown[0]}, not {shown[1]}" if len(shown) == 2 else f": {key} is another"
     return ": its parts are in another order" if list(theirs) != list(ours) else None

@@ -7,43 +7,35 @@ Nothing is trained or written: engines, the server and what runs after its steps
 """
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from sottovoce.config import Federation as FederationSettings
-from sottovoce.config import Recipe
-from sottovoce.errors import InputError
-from sottovoce.evaluation.evaluate import check_language
+from sottovoce.base.errors import InputError
+from sottovoce.base.processes import ALONE, Processes
+from sottovoce.base.seeds import derive
+from sottovoce.config import FederationSettings, Recipe
+from sottovoce.data.loading import Speech
+from sottovoce.data.population import Population
 from sottovoce.evaluation.measures import Measure
+from sottovoce.evaluation.score import check_language
 from sottovoce.federated.client import SharedSpeech
 from sottovoce.federated.round import AfterStep
 from sottovoce.federated.server import Server
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import Recogniser, describe_inherited
-from sottovoce.models.speech import Speech
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.trainable import Trainable
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
-from sottovoce.processes import ALONE, Processes
-from sottovoce.seeds import derive
-from sottovoce.store import Store
-from sottovoce.text.tokens import Tokens
-from sottovoce.training import central
-from sottovoce.training.agreement import Sealed, agreeing, sealed
-from sottovoce.training.client_wer import check_client_wer
-from sottovoce.training.context import Surroundings
-from sottovoce.training.dev_measure import choose_measure
-from sottovoce.training.elsewhere import Elsewhere
-from sottovoce.training.keeper import Say
-from sottovoce.training.places import Places
-from sottovoce.training.seeding import Seed, heard_by, seed_of
-from sottovoce.training.server_pass import build_server_pass, public_speech
-from sottovoce.training.shared_dev import check_understood, choose_shared_dev
-from sottovoce.training.speakers import check_silos, choose_tokens, order_of_time, population_of
-from sottovoce.training.strangers import check_unheard
-from sottovoce.training.target import met_target
-from sottovoce.training.token_makers import check_tokens
-from sottovoce.training.trained_part import trained_part
-from sottovoce.users.population import Population
+from sottovoce.training.agreement import HiddenDigest, digest_parts, require_equal_across_ranks
+from sottovoce.training.disjointness import check_evaluation_speakers, count_clients_in_parent
+from sottovoce.training.parent_model import ParentModel, find_parent_model
+from sottovoce.training.privacy_report import describe_target_noise
+from sottovoce.training.remote_clients import RemoteClients
+from sottovoce.training.run_context import RunContext
+from sottovoce.training.run_data import RunData, build_recipe_population, check_silos, describe_unknown_order
+from sottovoce.training.server_pass import build_server_pass, load_public_speech
+from sottovoce.training.start_model import build_start_model, split_trained_part
+from sottovoce.training.testing import check_can_transcribe, check_holdouts, choose_measure, choose_shared_dev
+from sottovoce.training.tokens import check_token_sources
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -57,10 +49,10 @@ class Federation:
     """
 
     recipe: Recipe
-    context: Surroundings
-    data: Places
+    context: RunContext
+    data: RunData
     population: Population
-    parent: Seed | None
+    parent: ParentModel | None
     start: Recogniser
     start_digest: str
     part: Trainable
@@ -68,7 +60,7 @@ class Federation:
     measure: Measure
     shared_dev: SharedSpeech | None
     public_speech: Speech | None
-    remote: Elsewhere | None
+    remote: RemoteClients | None
 
     @property
     def settings(self) -> FederationSettings:
@@ -93,8 +85,8 @@ class Federation:
 def assemble(
     recipe: Recipe,
     *,
-    context: Surroundings,
-    clients: Elsewhere | None = None,
+    context: RunContext,
+    clients: RemoteClients | None = None,
     processes: Processes = ALONE,
     sketch: Recogniser | None = None,
 ) -> Federation:
@@ -104,44 +96,43 @@ def assemble(
     shapes without numbers. All `processes` of a run do this, and compare what they have found.
     """
     settings, say = recipe.federated, context.say
-    folders = {"runs": context.runs, "stores": context.stores}
-    with agreeing(processes) as facts:
-        data = Places.of(recipe, context.stores)
+    with require_equal_across_ranks(processes) as facts:
+        data = RunData.of(recipe, context.stores)
         facts |= data.facts()
-        parent = seed_of(recipe, runs=context.runs)
+        parent = find_parent_model(recipe, runs=context.runs)
         if clients is None:
-            population = population_of(recipe, data.store, settings.clients.population(recipe.data))
+            population = build_recipe_population(recipe, data.store, settings.clients.population(recipe.data))
         else:
             population = clients.population
         check_silos(recipe, population)
-        if settings.local.time_line is not None and (unknown := order_of_time(population)) is not None:
+        if settings.local.time_line is not None and (unknown := describe_unknown_order(population)) is not None:
             say(unknown)
         # Users are dealt out by their seconds: where those differed, one would be trained twice and another not at all.
-        facts["population"] = sealed(population.digest, population.seconds.tobytes())
-        if processes.first:  # who is refused here is refused for all
-            check_unheard(recipe, population, data.evaluated, seed=parent, **folders)
-            check_tokens(recipe, population, say=say, **folders)
-        start = starting_model(recipe, parent, data.store, say=say) if sketch is None else sketch
+        facts["population"] = digest_parts(population.digest, population.seconds.tobytes())
+        if processes.is_first:  # refused here, all are refused
+            check_evaluation_speakers(recipe, population, data, parent=parent, context=context)
+            check_token_sources(recipe, population, runs=context.runs, stores=context.stores, say=say)
+        start = build_start_model(recipe, parent, data.store, say=say) if sketch is None else sketch
         check_language(start, data.store)
-        check_understood(recipe, start)
+        check_can_transcribe(recipe, start)
         shared_dev = None if data.shared_dev is None else choose_shared_dev(recipe, data.shared_dev)
         measure = choose_measure(recipe, start, data, say=say)
-        check_client_wer(recipe, start, population, speech_is_here=clients is None)
+        if clients is None:
+            check_holdouts(recipe, population)
         start_digest = "" if sketch is not None else _digest(start)
-        facts |= {"tokens": Sealed(start.tokens.digest), "start model": Sealed(start_digest)}
-        part = trained_part(recipe, start)
-        heard = _clients_in(parent, recipe, population, context, beforehand=sketch is not None)
-        plan = _plan(recipe, population, Layout.of(part.initial), users_also_in_seed=heard)
+        facts |= {"tokens": HiddenDigest(start.tokens.digest), "start model": HiddenDigest(start_digest)}
+        part = split_trained_part(recipe, start)
+        in_parent = _count_in_parent(parent, recipe, population, context, is_planned=sketch is not None)
+        plan = _build_plan(recipe, population, Layout.of(part.initial), users_also_in_seed=in_parent)
         if settings.privacy.target_epsilon is not None and not context.stand_in:
-            say(met_target(settings, plan))
+            say(describe_target_noise(settings, plan))
         if clients is not None:
             plan = clients.planned(plan)
         facts["plan"] = plan.describe()
-        speech = None
+        public_speech = None
         if data.of_server is not None:
-            assert settings.server_pass is not None
             check_language(start, data.of_server[0])
-            speech = public_speech(recipe, settings.server_pass, start, population, data.of_server)
+            public_speech = load_public_speech(recipe, start, population, data.of_server)
     return Federation(
         recipe=recipe,
         context=context,
@@ -154,41 +145,15 @@ def assemble(
         plan=plan,
         measure=measure,
         shared_dev=shared_dev,
-        public_speech=speech,
+        public_speech=public_speech,
         remote=clients,
     )
 
 
-def starting_model(recipe: Recipe, parent: Seed | None, store: Store, *, say: Say = lambda _: None) -> Recogniser:
-    """The model of round 0: the parent's, or a fresh one."""
-    if parent is not None:
-        found = parent.load()
-        # A parent of another family hands on a part that knows no tokens, if any.
-        is_same = found.family.name == recipe.model.family
-        tokens = found.tokens if is_same else _own_tokens(recipe, store)
-        # Nor does it know a language, any more than a model that writes nothing down.
-        speaks = is_same and found.family.recognition is not None
-        start = central.starting_point(recipe, tokens, found, language=found.language if speaks else store.language)
-        if not is_same:
-            say(describe_inherited(start, found))
-    else:
-        start = central.starting_point(recipe, _own_tokens(recipe, store), None, language=store.language)
-    factor = recipe.federated.rescale_norms
-    if factor is None:
-        return start
-    if start.family.rescaled is None:
-        raise InputError(f"federation.rescale_norms={factor}: models of family={start.family.name} cannot be rescaled")
-    return replace(start, parameters=start.family.rescaled(start.parameters, factor=factor, settings=start.settings))
-
-
-def _own_tokens(recipe: Recipe, store: Store) -> Tokens:
-    return choose_tokens(recipe, store, may_read_texts=not recipe.federated.privacy.adds_noise)
-
-
-def _clients_in(
-    parent: Seed | None, recipe: Recipe, population: Population, context: Surroundings, *, beforehand: bool
+def _count_in_parent(
+    parent: ParentModel | None, recipe: Recipe, population: Population, context: RunContext, *, is_planned: bool
 ) -> int:
-    """How many clients the parent has heard; refuses numbers of clients that the recipe does not allow."""
+    """How many clients the parent was trained on; refuses numbers of clients that the recipe does not allow."""
     settings = recipe.federated
     assumed = settings.privacy.population_size
     if assumed is not None and len(population) != assumed:
@@ -201,16 +166,16 @@ def _clients_in(
         raise InputError(
             f"federation.cohort_size={settings.cohort_size}: the population has only {len(population)} clients"
         )
-    heard = heard_by(parent, population, runs=context.runs, stores=context.stores, beforehand=beforehand)
-    for folder in heard.unknown:
-        why = f"seed model {folder}: nobody can say whether it has heard some of the clients"
+    found = count_clients_in_parent(parent, population, runs=context.runs, stores=context.stores, is_planned=is_planned)
+    for folder in found.unknown:
+        why = f"seed model {folder}: it is not known whether it was trained on some of the clients"
         if settings.privacy.mode is Mode.SECURE:
             raise InputError(f"{why} (its recipe or its store as it was is missing); a release needs to know")
         context.say(why)
-    return heard.clients
+    return found.clients
 
 
-def _plan(recipe: Recipe, population: Population, layout: Layout, *, users_also_in_seed: int) -> Plan:
+def _build_plan(recipe: Recipe, population: Population, layout: Layout, *, users_also_in_seed: int) -> Plan:
     """The plan for the people who are there."""
     settings = recipe.federated
     private = settings.privacy.settings(

@@ -1,126 +1,126 @@
-"""Central training: the seed of every federated run, and the yardstick it is measured against.
+"""Central training: of the seed model of federated runs, and of what they are compared with.
 
-A run killed at any instant goes on from its last checkpoint with the same bits: every batch and every random choice
+A run killed at any instant resumes from its last checkpoint with the same bits: every batch and every random choice
 is a function of (seed, step), and the place in the data is part of the checkpoint.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from sottovoce.audio.augment import add_noise, perturb_speed
-from sottovoce.audio.batches import Piece
-from sottovoce.config import Augmentation, Central, Recipe
-from sottovoce.evaluation.evaluate import evaluate
-from sottovoce.evaluation.losses import mean_figures
-from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score, scored
-from sottovoce.evaluation.prefetch import ahead
+from sottovoce.base.processes import ALONE, Processes
+from sottovoce.base.seeds import torch_stream
+from sottovoce.config import Augmentation, CentralSettings, Recipe
+from sottovoce.data.audio.augment import add_noise, perturb_speed
+from sottovoce.data.audio.batches import BatchPiece
+from sottovoce.data.audio.waveforms import Waveforms
+from sottovoce.data.loading import DataPosition, Speech, StepData, iterate_steps, load_speech, prefetch
+from sottovoce.evaluation.losses import compute_mean_figures, select_speech
+from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score, score_from_figures
+from sottovoce.evaluation.score import evaluate_recogniser
 from sottovoce.federated.client import gradients_of
 from sottovoce.flat.layout import Layout
-from sottovoce.models.decoding import greedy
-from sottovoce.models.family import Family, Progress, draw_steps, find_family, recordings_heard, sped_up, step_loss
-from sottovoce.models.saved import Recogniser, adapt, check_parameters, fresh
-from sottovoce.models.speech import Loaded, Place, Speech, endless_steps
+from sottovoce.models.decoding import decode_greedily
+from sottovoce.models.family import (
+    Family,
+    TrainingProgress,
+    accelerate_family,
+    draw_steps,
+    extract_float32_features,
+    step_loss,
+)
+from sottovoce.models.recogniser import Recogniser, check_parameters, describe_inherited
+from sottovoce.models.recogniser import load_recogniser as load_recogniser
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
-from sottovoce.models.utterances import Recordings
 from sottovoce.optimisers import Annealed
 from sottovoce.optimisers.weights import Weights
-from sottovoce.processes import ALONE, Processes
-from sottovoce.seeds import torch_stream
-from sottovoce.store import Store
-from sottovoce.text.tokens import Tokens
+from sottovoce.training.agreement import HiddenDigest, digest_parts, digest_tensors, require_equal_across_ranks
 from sottovoce.training.checkpoint import Checkpoint
-from sottovoce.training.keeper import Due, Ended, Loop, Pace, Record, Report, Say, Snapshot, keep, note_collapsed
-from sottovoce.training.precision import precision
-from sottovoce.training.repeatable import repeatable
+from sottovoce.training.loop import (
+    INTERRUPTED,
+    Due,
+    Loop,
+    LoopEnd,
+    LoopSettings,
+    ProgressReport,
+    Snapshot,
+    record_collapses,
+    run_loop,
+)
+from sottovoce.training.parent_model import ParentModel
+from sottovoce.training.records import StepLog, StepRecord
+from sottovoce.training.run_context import (
+    Outcome,
+    RunContext,
+    RunTarget,
+    choose_dtype,
+    deterministic_kernels,
+    read_finished,
+    write_results,
+)
+from sottovoce.training.run_data import RunData, list_training_rows
 from sottovoce.training.run_folder import RunFolder
-from sottovoce.training.step_log import StepLog
+from sottovoce.training.start_model import init_start_model
+from sottovoce.training.testing import RankGroup, choose_measure, score_models
+from sottovoce.training.tokens import choose_tokens
 
 
-def train(
-    recipe: Recipe,
-    run: RunFolder,
-    *,
-    speech: Speech,
-    dev: tuple[Store, str],
-    measure: Measure,
-    start: Recogniser,
-    device: torch.device,
-    processes: Processes = ALONE,
-    on_report: Callable[[Report], None] = lambda _: None,
-    say: Say = lambda _: None,
-) -> Ended:
-    """Train from `start`, or from the run's last checkpoint, and choose the best model by `measure` on `dev`."""
-    central = recipe.training
-    around: dict[str, Any] = {"device": device, "processes": processes, "say": say}
-    loop = CentralLoop(recipe, speech=speech, dev=dev, start=start, measure=measure, **around)
-    pace = Pace(
-        steps=central.steps,
-        evaluate_every=central.evaluate_every,
-        checkpoint_every=central.checkpoint_every,
-        log_every=central.log_every,
-    )
-    with repeatable(bool(central.repeatable), device):
-        return keep(
-            loop,
-            run,
-            recipe=recipe.about,
-            tokens=start.tokens.digest,
-            pace=pace,
-            measure=measure,
-            processes=processes,
-            on_report=on_report,
-            say=say,
-        )
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CentralTraining:
+    """What central training is made of, before its first step; `measure` chooses the best model on the dev speakers."""
+
+    recipe: Recipe
+    data: RunData
+    speech: Speech
+    start: Recogniser
+    measure: Measure
 
 
 @final
 class CentralLoop(Loop):
     """One model on one pile of data."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        speech: Speech,
-        dev: tuple[Store, str],
-        start: Recogniser,
-        measure: Measure,
-        device: torch.device,
-        processes: Processes,
-        say: Say,
-    ) -> None:
-        self._recipe, self._speech, self._dev, self._start, self._measure = recipe, speech, dev, start, measure
-        self._device, self._processes, self._say = device, processes, say
+    def __init__(self, training: CentralTraining, *, context: RunContext, processes: Processes = ALONE) -> None:
+        self._training, self._context, self._processes = training, context, processes
+        self._recipe, self._start, device = training.recipe, training.start, context.device
         self._schedule = self._settings.built_schedule()
         self._weights = Weights(
-            Layout.of(start.parameters),
+            Layout.of(self._start.parameters),
             self._settings.built_optimiser(),
             device=device,
-            dtype=precision(self._settings.precision, device),
-            statistics=start.family.statistics(start.settings),
+            dtype=choose_dtype(self._settings.precision, device),
+            statistics=self._start.family.training.statistics(self._start.settings),
         )
-        self._weights.load(start.parameters)
-        self._family = sped_up(
-            start.family,
+        self._weights.load(self._start.parameters)
+        self._family = accelerate_family(
+            self._start.family,
             self._weights.working,
-            settings=start.settings,
+            settings=self._start.settings,
             steps=self._settings.steps * self._settings.batches_a_step,
             batch_seconds=self._settings.batch_seconds,
             device=device,
         )
-        self._log = StepLog(self._weights.norm_names, place=start.family.place_apart or start.family.place)
-        self._recorded: Record = {}
+        self._step_settings = StepSettings(
+            augment=self._settings.augment,
+            max_norm=self._settings.clip_gradients,
+            family=self._family,
+            settings=self._start.settings,
+            batches=self._settings.batches_a_step,
+            processes=processes,
+        )
+        place = self._start.family.presentation.fine_place or self._start.family.place
+        self._log = StepLog(self._weights.norm_names, place=place)
+        self._recorded: StepRecord = {}
         self._annealed = Annealed()
-        self._place = Place()
-        self._steps: Iterator[Loaded] = iter(())
+        self._place = DataPosition()
+        self._steps: Iterator[StepData] = iter(())
 
     @property
-    def _settings(self) -> Central:
+    def _settings(self) -> CentralSettings:
         return self._recipe.training
 
     @property
@@ -128,28 +128,28 @@ class CentralLoop(Loop):
         return replace(self._start, family=self._family, parameters=self._weights.masters)
 
     @contextmanager
-    def begun(self, found: Checkpoint | None) -> Iterator[None]:
+    def open(self, found: Checkpoint | None) -> Iterator[None]:
         if found is not None:
             shapes = self._start.family.shapes(self._start.settings)
             check_parameters(found.recogniser.parameters, shapes, where=f"the checkpoint of step {found.step}")
             self._weights.load(found.recogniser.parameters)
             self._weights.restore_optimiser(found.optimiser)
             self._log.restore(found.state["log"])
-            self._place = Place(**found.state["place"])
+            self._place = DataPosition(**found.state["place"])
             self._annealed = Annealed(**found.state.get("newbob", {}))
-        steps = endless_steps(
-            self._speech,
+        steps = iterate_steps(
+            self._training.speech,
             start=self._place,
             batches=self._settings.batches_a_step,
             max_seconds=self._settings.batch_seconds,
             max_utterances=self._settings.batch_utterances,
             ascending=self._settings.order == "ascending",
             seed=self._recipe.seed,
-            device=self._device,
+            device=self._context.device,
             rank=self._processes.rank,
             world=self._processes.world,
         )
-        with closing(ahead(steps)) as self._steps:
+        with closing(prefetch(steps)) as self._steps:
             yield
 
     def _lr(self, step: int) -> float:
@@ -157,26 +157,21 @@ class CentralLoop(Loop):
 
     def step(self, step: int) -> None:
         if self._settings.newbob is not None and step % self._settings.evaluate_every == 0:
-            self._annealed = self._processes.share(self._annealed)  # the first process alone has evaluated
+            self._annealed = self._processes.broadcast_object(self._annealed)  # the first process alone has evaluated
         epoch = self._place.epoch
         loaded = next(self._steps)
         self._place = loaded.following
         loss, norm, norms = train_step(
             self._weights,
             loaded.pieces,
-            batches=self._settings.batches_a_step,
-            augment=self._settings.augment,
+            self._step_settings,
             lr=self._lr(step),
-            max_norm=self._settings.clip_gradients,
-            family=self._family,
-            settings=self._start.settings,
             chance=lambda piece: self._chance(step, piece),
-            processes=self._processes,
-            progress=Progress(step, epoch),
+            progress=TrainingProgress(step, epoch),
         )
         self._log.add(loss, norm, norms, audio_seconds=loaded.audio_seconds)
 
-    def _chance(self, step: int, piece: Piece) -> torch.Generator:
+    def _chance(self, step: int, piece: BatchPiece) -> torch.Generator:
         """What is drawn for a whole batch is the same in whichever process it is trained on."""
         part = () if piece.part is None else ("part", piece.part)
         return torch_stream(self._recipe.seed, "step", step, piece.number, *part)
@@ -185,81 +180,92 @@ class CentralLoop(Loop):
         # Once a step and together: a process that stopped alone would leave the others waiting for its gradients.
         return lambda: self._processes.any(interrupted())
 
-    def settle(self, step: int, due: Due) -> list[Record]:
+    def commit(self, step: int, due: Due) -> list[StepRecord]:
         self._log.check(step=step)
         if not due.record:
             return []
         self._recorded = self._log.summary(lr=self._lr(step - 1), epoch=self._place.epoch)
         return [{"step": step, **self._recorded}]
 
-    def evaluate(self) -> tuple[Score, Record]:
-        score, besides = self._evaluate()
+    def evaluate(self) -> tuple[Score, StepRecord]:
+        score, figures = self._evaluate()
         if self._settings.newbob is not None:
             self._annealed = self._settings.newbob.after(self._annealed, score.value)
-        return score, besides
+        return score, {**figures, **self._log.norms_by_layer()}
 
-    def _evaluate(self) -> tuple[Score, Record]:
-        store, split = self._dev
-        besides = self._log.norms_by_layer()
-        if self._measure is LOSS:
-            score, figures = scored(mean_figures(self._model, store, split=split, device=self._device))
-            return score, {**figures, **besides}
-        decode = greedy if self._measure is CTC_WER else None
-        result = evaluate(self._model, store, split=split, device=self._device, decode=decode)
-        return Score(self._measure, result.wer), {"dev_cer": result.cer, **note_collapsed(result, self._say), **besides}
+    def _evaluate(self) -> tuple[Score, StepRecord]:
+        (store, split), measure, device = self._training.data.dev, self._training.measure, self._context.device
+        if measure is LOSS:
+            return score_from_figures(
+                compute_mean_figures(self._model, select_speech(self._model, store, split=split), device=device)
+            )
+        decode = decode_greedily if measure is CTC_WER else None
+        result = evaluate_recogniser(self._model, store, split=split, device=device, decode=decode)
+        return Score(measure, result.wer), {"dev_cer": result.cer, **record_collapses(result, self._context.say)}
 
     def paused(self) -> AbstractContextManager[None]:
         return self._log.paused()
 
-    def snapshot(self, standing: Mapping[str, Any]) -> Snapshot:
-        state = {"place": asdict(self._place), **standing, "log": self._log.state()}
+    def snapshot(self, progress: Mapping[str, Any]) -> Snapshot:
+        state = {"place": asdict(self._place), **progress, "log": self._log.state()}
         if self._settings.newbob is not None:
             state["newbob"] = asdict(self._annealed)
         return Snapshot(self._model, self._weights.optimiser_tensors(), state)
 
-    def report(self, step: int, due: Due) -> Report | None:
+    def report(self, step: int, due: Due) -> ProgressReport | None:
         if not due.record:
             return None
         shown = {name: self._recorded[name] for name in ("loss", "audio_seconds_per_second")}
-        return Report(unit="step", step=step, steps=self._settings.steps, **shown)
+        return ProgressReport(unit="step", step=step, steps=self._settings.steps, **shown)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StepSettings:
+    """What all steps of a training have in common; a step is the mean of so many `batches`."""
+
+    augment: Augmentation
+    max_norm: float
+    family: Family[Any, Any]
+    settings: Any
+    batches: int = 1
+    frozen: Frozen = NOTHING_FROZEN
+    processes: Processes = ALONE
 
 
 def train_step(
     weights: Weights,
-    pieces: Sequence[tuple[Piece, Recordings]],
+    pieces: Sequence[tuple[BatchPiece, Waveforms]],
+    common: StepSettings,
     *,
-    augment: Augmentation,
     lr: float,
-    max_norm: float,
-    family: Family[Any, Any],
-    settings: Any,
-    chance: Callable[[Piece], torch.Generator],
-    batches: int = 1,
-    frozen: Frozen = NOTHING_FROZEN,
-    processes: Processes = ALONE,
-    progress: Progress | None = None,
+    chance: Callable[[BatchPiece], torch.Generator],
+    progress: TrainingProgress | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of `weights` on the mean of so many `batches`, of which `pieces` are done here: the loss, the gradients'
-    norm before clipping, and the norms by tensor."""
+    """One step of `weights`, of whose batches `pieces` are computed here.
 
-    def gradients(piece: Piece, recordings: Recordings) -> tuple[Tensor, Sequence[Tensor | None]]:
+    Returns the loss, the gradient's norm before clipping, and the norms by tensor.
+    """
+    augment, family, settings, processes = common.augment, common.family, common.settings, common.processes
+
+    def gradients(piece: BatchPiece, recordings: Waveforms) -> tuple[Tensor, Sequence[Tensor | None]]:
         generator = chance(piece)
         batch = _augment(recordings, augment, generator)
         (draws,) = draw_steps(
             family,
             [len(batch)],
-            samples=[batch.lines_UN.shape[1]],
+            samples=[batch.padded_UN.shape[1]],
             settings=settings,
             spec_augment=augment.spec_augment,
             generator=generator,
             progress=None if progress is None else [progress],
             narrow_band=augment.narrow_band,
         )
-        features = recordings_heard(family, batch, settings=settings)
-        loss = step_loss(family, frozen.with_trained(weights.working), features, settings=settings, draws=draws)
+        parameters = common.frozen.with_trained(weights.working)
+        features = extract_float32_features(family, batch, settings=settings)
+        loss = step_loss(family, parameters, features, settings=settings, draws=draws)
         return loss.detach(), gradients_of(loss, list(weights.working.values()))
 
-    if batches == 1 and not processes.several:
+    if common.batches == 1 and not processes.is_distributed:
         ((piece, recordings),) = pieces
         loss, found = gradients(piece, recordings)
         weights.set_gradients(found)
@@ -273,33 +279,90 @@ def train_step(
                 yield piece.weight, found
 
         weights.sum_gradients(weighted())
-        processes.total(weights.gradient, loss)
+        processes.all_reduce(weights.gradient, loss)
         for tensor in (weights.gradient, loss):
-            tensor.div_(batches)
-    norm, norms = weights.step(lr=lr, max_norm=max_norm)
+            tensor.div_(common.batches)
+    norm, norms = weights.step(lr=lr, max_norm=common.max_norm)
     return loss, norm, norms
 
 
-def starting_point(recipe: Recipe, tokens: Tokens, seed: Recogniser | None, *, language: str) -> Recogniser:
-    """Fresh parameters, or those of the model `seed` as far as they fit (`saved.adapt`)."""
-    family, settings = find_family(recipe.model.family), recipe.model.settings(tokens=tokens.size + 1)
-    generator = torch_stream(recipe.seed, "init")
-    if seed is None:
-        return fresh(family, settings, tokens, language=language, generator=generator)
-    return Recogniser(
-        family, settings, tokens, adapt(seed, settings, tokens, family=family, generator=generator), language
-    )
-
-
-def _augment(batch: Recordings, augment: Augmentation, generator: torch.Generator) -> Recordings:
+def _augment(batch: Waveforms, augment: Augmentation, generator: torch.Generator) -> Waveforms:
     """Speed and noise, where the recipe asks for them."""
     device = batch.samples_N.device
     if augment.speeds:
         lengths_U = batch.lengths_U.to(device)
-        lines_UN, lengths_U = perturb_speed(batch.lines_UN, lengths_U, generator=generator, speeds=augment.speeds)
-        batch = batch.with_lines(lines_UN, lengths_U.cpu())
+        lines_UN, lengths_U = perturb_speed(batch.padded_UN, lengths_U, generator=generator, speeds=augment.speeds)
+        batch = batch.with_samples(lines_UN, lengths_U.cpu())
     if augment.noise is not None:
         lengths_U = batch.lengths_U.to(device)
-        noisy_UN = add_noise(batch.lines_UN, lengths_U, settings=augment.noise, generator=generator)
-        batch = batch.with_lines(noisy_UN, batch.lengths_U)
+        noisy_UN = add_noise(batch.padded_UN, lengths_U, settings=augment.noise, generator=generator)
+        batch = batch.with_samples(noisy_UN, batch.lengths_U)
     return batch
+
+
+def run_central(
+    recipe: Recipe, target: RunTarget, *, parent: ParentModel | None, context: RunContext, processes: Processes
+) -> Outcome:
+    """Train centrally, from `parent` where there is one, and test the best model."""
+    with require_equal_across_ranks(processes) as facts:
+        data = RunData.of(recipe, context.stores)
+        facts |= data.facts()
+        training = _assemble_central(recipe, parent, data, context)
+        speech, start = training.speech, training.start
+        facts |= {
+            "tokens": HiddenDigest(start.tokens.digest),
+            "training set": digest_parts(speech.rows.tobytes(), speech.lengths.tobytes()),
+            "start model": digest_tensors(start.parameters),
+        }
+    inputs = {**data.digests(), "tokens digest": start.tokens.digest, "number of processes": processes.world}
+    with target.open(recipe, inputs=inputs, processes=processes) as run:
+        if (known := read_finished(run, processes)) is not None:
+            return known
+        ended = _train(training, run, context, processes)
+        if not processes.is_first:
+            return Outcome(target.out)
+        if ended.reason == INTERRUPTED:
+            return Outcome(target.out, stopped_at=ended.step)
+        best = load_recogniser(run.best)
+        ranks = RankGroup.of(ALONE, best, data, context.device)
+        (tested,) = score_models([best], recipe, data.tests, ranks)
+        return write_results(run, {"model": dict(best.about), "test": tested})
+
+
+def _assemble_central(
+    recipe: Recipe, parent: ParentModel | None, data: RunData, context: RunContext
+) -> CentralTraining:
+    """The training set, start model and measure of a recipe for central training."""
+    found = None if parent is None else parent.load()
+    tokens = choose_tokens(recipe, data.store, parent=found)
+    start = init_start_model(recipe, tokens, found, language=data.store.language)
+    if found is not None and found.family is not start.family:
+        context.say(describe_inherited(start, found))
+    speech = load_speech(
+        data.store,
+        list_training_rows(recipe, data.store),
+        tokens,
+        family=start.family,
+        settings=start.settings,
+        longest_seconds=min(recipe.data.longest_seconds, recipe.training.batch_seconds),
+    )
+    context.say(f"training on {speech}")
+    measure = choose_measure(recipe, start, data, say=context.say)
+    return CentralTraining(recipe=recipe, data=data, speech=speech, start=start, measure=measure)
+
+
+def _train(training: CentralTraining, run: RunFolder, context: RunContext, processes: Processes) -> LoopEnd:
+    """Train from the start model, or from the run's last checkpoint."""
+    central = training.recipe.training
+    settings = LoopSettings(
+        recipe=training.recipe.about,
+        tokens=training.start.tokens.digest,
+        measure=training.measure,
+        steps=central.steps,
+        evaluate_every=central.evaluate_every,
+        checkpoint_every=central.checkpoint_every,
+        log_every=central.log_every,
+    )
+    loop = CentralLoop(training, context=context, processes=processes)
+    with deterministic_kernels(bool(central.repeatable), context.device):
+        return run_loop(loop, run, settings, processes=processes, on_report=context.on_report, say=context.say)

@@ -1,4 +1,4 @@
-"""Checkpoints: folders that appear whole or not at all, and are checked before they are believed.
+"""Checkpoints: folders that are written completely or not at all, and verified when they are loaded.
 
 checkpoints/step-000750/{model.safetensors, config.json, tokens.json, optimiser.safetensors, state.json}
 checkpoints/latest -> step-000750        model -> checkpoints/step-000500      (the best one)
@@ -17,20 +17,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sottovoce.errors import InputError
-from sottovoce.files import read_json, sealed, sync_folder, unsealed, write_json
-from sottovoce.models import saved
-from sottovoce.models.saved import Recogniser
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import add_digest, check_digest, read_json, sync_folder, write_json
+from sottovoce.models.recogniser import Recogniser, load_recogniser, save_recogniser
 from sottovoce.training.run_folder import STATE as STATE
 
 OPTIMISER, LATEST = "optimiser.safetensors", "latest"
 
-# Where the model of a checkpoint is an average, what training goes on from lies among the optimiser's tensors.
-PARAMETERS = "parameters"
-# And there, too, how often each client was drawn, where clients have time lines.
-TURNS = "turns"
-# And what later noise needs of earlier noise, where a simulation's is correlated over rounds.
-NOISE = "noise"
+# Among the optimiser's tensors:
+PARAMETERS = "parameters"  # the server's own, where the model of the checkpoint is an average
+TURNS = "turns"  # how often each client was drawn, where clients have time lines
+NOISE = "noise"  # the earlier noise that later noise needs, where a simulation's is correlated over rounds
 
 
 @dataclass(frozen=True)
@@ -44,31 +41,32 @@ class Checkpoint:
     state: Mapping[str, Any]
 
 
-def name(step: int) -> str:
-    """What the folder of the checkpoint at `step` is called."""
+def checkpoint_name(step: int) -> str:
+    """The name of the folder of the checkpoint at `step`."""
     return f"step-{step:06d}"
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> Path:
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write `checkpoint` under `folder` and make it the latest. Where that fails, those before it stay as they are."""
     try:
         return _save(folder, checkpoint)
     except (OSError, SafetensorError) as error:
         raise InputError(
-            f"checkpoint {folder / name(checkpoint.step)} cannot be written ({error}); the one before is untouched"
+            f"checkpoint {folder / checkpoint_name(checkpoint.step)} cannot be written ({error}); the one before is "
+            "untouched"
         ) from None
 
 
 def _save(folder: Path, checkpoint: Checkpoint) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / name(checkpoint.step)
+    place = folder / checkpoint_name(checkpoint.step)
     temporary = Path(tempfile.mkdtemp(dir=folder, prefix=".writing-"))
     try:
         os.chmod(temporary, 0o755)
-        saved.save(checkpoint.recogniser, temporary)
+        save_recogniser(checkpoint.recogniser, temporary)
         save_file({n: t.detach().cpu().contiguous() for n, t in checkpoint.optimiser.items()}, temporary / OPTIMISER)
         state = {"step": checkpoint.step, "best": checkpoint.best, "files": _digests(temporary), **checkpoint.state}
-        write_json(temporary / STATE, sealed(state))
+        write_json(temporary / STATE, add_digest(state))
         for path in temporary.iterdir():
             _sync_file(path)
         sync_folder(temporary)
@@ -78,12 +76,12 @@ def _save(folder: Path, checkpoint: Checkpoint) -> Path:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    point(folder / LATEST, place)
+    point_link(folder / LATEST, place)
     return place
 
 
-def point(link: Path, target: Path) -> None:
-    """Make the symbolic link `link` lead to `target`, atomically."""
+def point_link(link: Path, target: Path) -> None:
+    """Make `link` a symbolic link to `target`, atomically."""
     temporary = link.with_name(f".{link.name}.new")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(os.path.relpath(target, link.parent))
@@ -91,21 +89,21 @@ def point(link: Path, target: Path) -> None:
     sync_folder(link.parent)
 
 
-def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+def load_latest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that is whole, and a line for each newer one that is not."""
     complaints: list[str] = []
     for place in _newest_first(folder):
         try:
-            return load(place), complaints
+            return load_checkpoint(place), complaints
         except InputError as error:
             complaints.append(str(error))
     return None, complaints
 
 
-def load(place: Path) -> Checkpoint:
+def load_checkpoint(place: Path) -> Checkpoint:
     """The checkpoint in `place`; `InputError` if any of its files is missing or not as it was written."""
     try:
-        state = unsealed(read_json(place / STATE), where=place / STATE)
+        state = check_digest(read_json(place / STATE), where=place / STATE)
         written, step, best = dict(state.pop("files")), state.pop("step"), state.pop("best")
         found = _digests(place)
         found.pop(STATE, None)
@@ -113,10 +111,10 @@ def load(place: Path) -> Checkpoint:
         raise InputError(f"checkpoint {place} is damaged ({error})") from None
     if damaged := sorted(file for file in written if found.get(file) != written[file]):
         raise InputError(f"checkpoint {place} is damaged: {', '.join(damaged)} not as written")
-    return Checkpoint(step, saved.load(place), load_file(place / OPTIMISER), best, state)
+    return Checkpoint(step, load_recogniser(place), load_file(place / OPTIMISER), best, state)
 
 
-def prune(folder: Path, *, up_to: int, newest: int = 2) -> None:
+def prune_checkpoints(folder: Path, *, up_to: int, newest: int = 2) -> None:
     """Of the checkpoints up to step `up_to`, remove all but the `newest` and those that they call the best.
 
     Later ones are damaged (or a run would have gone on from them): they count for nothing, and stay until their step is

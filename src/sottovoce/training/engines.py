@@ -1,4 +1,4 @@
-"""Who trains the clients of a run, with which engine: the recipe's, or the fastest one here."""
+"""Which engine trains the clients of a run: the recipe's, or the fastest one here."""
 
 import math
 import time
@@ -6,11 +6,15 @@ from typing import Any
 
 import torch
 
-from sottovoce.config import Federation as FederationSettings
-from sottovoce.config import Recipe
-from sottovoce.errors import InputError, promise
-from sottovoce.federated.client import ClientRoom, SharedSpeech
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.base.errors import InputError, check_invariant
+from sottovoce.base.files import read_json, write_json
+from sottovoce.base.processes import ALONE, Processes
+from sottovoce.base.seeds import derive, stream
+from sottovoce.config import FederationSettings, Recipe
+from sottovoce.data.population import Population
+from sottovoce.federated.client import ClientContext, SharedSpeech
+from sottovoce.federated.client_stream import StreamPositions, stream_schedule
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import (
     Dropped,
     Engine,
@@ -21,19 +25,14 @@ from sottovoce.federated.engines import (
 )
 from sottovoce.federated.engines.workers import usable_cores
 from sottovoce.federated.ranks import ClientsOverRanks
-from sottovoce.federated.turns import Turns, schedule_of
-from sottovoce.files import read_json, write_json
-from sottovoce.models.family import Family, Parameters, not_stacked, sped_up
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.family import Family, Parameters, accelerate_family, stacking_obstacle
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
-from sottovoce.processes import ALONE, Processes
-from sottovoce.seeds import derive, stream
 from sottovoce.training.assemble import Federation
-from sottovoce.training.precision import precision
+from sottovoce.training.run_context import choose_dtype
 from sottovoce.training.run_folder import ENGINE, RunFolder
-from sottovoce.training.trained_part import trained_part
-from sottovoce.users.population import Population
+from sottovoce.training.start_model import split_trained_part
 
 CLIENTS = "clients"  # what decides their draws
 TRIED_CLIENTS = 32
@@ -42,18 +41,18 @@ WORTH_WORKERS = 500  # clients trained in a run: worker processes take some seco
 
 def choose_clients(
     federation: Federation, *, run: RunFolder, processes: Processes = ALONE
-) -> ClientsHere | ClientsOverRanks:
+) -> LocalClients | ClientsOverRanks:
     """The run's clients, here or over ranks; among several processes the first one chooses the engine for all."""
-    chosen = processes.share(_choose_engine(federation, run) if processes.first else {})
-    engine = engine_of(federation, chosen["engine"], stack_size=chosen.get("stack_size"))
-    if isinstance(engine, StackedEngine | SharedEngine) and processes.first and "stack_size" not in chosen:
+    chosen = processes.broadcast_object(_choose_engine(federation, run) if processes.is_first else {})
+    engine = build_federation_engine(federation, chosen["engine"], stack_size=chosen.get("stack_size"))
+    if isinstance(engine, StackedEngine | SharedEngine) and processes.is_first and "stack_size" not in chosen:
         write_json(run.path / ENGINE, {**chosen, "stack_size": engine.size})  # what fits may be another number tomorrow
-    if processes.several:
+    if processes.is_distributed:
         return ClientsOverRanks(engine, processes, seconds=federation.population.seconds)
-    return ClientsHere(engine)
+    return LocalClients(engine)
 
 
-def engine_of(federation: Federation, name: str, *, stack_size: int | None = None) -> Engine:
+def build_federation_engine(federation: Federation, name: str, *, stack_size: int | None = None) -> Engine:
     """The engine called `name` for the clients of `federation`."""
     return build_engine(
         name,
@@ -68,10 +67,10 @@ def engine_of(federation: Federation, name: str, *, stack_size: int | None = Non
 
 
 def _choose_engine(federation: Federation, run: RunFolder) -> dict[str, Any]:
-    """Once chosen it stays: another would round differently, and a resumed run repeat other bits.
+    """Chosen once: another engine rounds differently, so that a resumed run would not repeat its bits.
 
-    A release trains clients apart: in a stack, the rounding of one client's numbers hangs on who else is in it.
-    And nobody's speed is tried out, which would depend on their speech.
+    A release trains clients apart: in a stack, the rounding of one client's numbers depends on who else is in it. Its
+    engines are not timed either, since that depends on clients' speech.
     """
     asked: str = federation.settings.engine
     known = run.path / ENGINE
@@ -81,7 +80,7 @@ def _choose_engine(federation: Federation, run: RunFolder) -> dict[str, Any]:
     if asked != "auto":
         why: dict[str, Any] = {"why": "the recipe asks for it"}
     elif federation.context.device.type != "cuda":
-        asked, why = for_cpu(federation.settings)
+        asked, why = choose_cpu_engine(federation.settings)
     elif federation.is_release:
         asked, why = "sequential", {"why": "a release trains every client apart from the others"}
     else:
@@ -94,7 +93,7 @@ def check_engine(name: str, start: Recogniser, device: torch.device) -> None:
     """Refuse an engine that cannot compute on `device`, or cannot train models like `start`."""
     if name == "workers" and device.type != "cpu":
         raise InputError(f"federation.engine=workers: its processes compute on the CPU, not on device={device}")
-    if name == "stacked" and (why := not_stacked(start.family, start.settings)) is not None:
+    if name == "stacked" and (why := stacking_obstacle(start.family, start.settings)) is not None:
         raise InputError(f"federation.engine=stacked: {why}")
 
 
@@ -113,30 +112,31 @@ def build_engine(
     """The engine called `name`. `draws` names the stream of all that chance decides."""
     settings = recipe.federated
     check_engine(name, start, device)
-    room = client_room(recipe, population, start, shared_dev=shared_dev, draws=draws)
+    clients = build_client_context(recipe, population, start, shared_dev=shared_dev, draws=draws)
     common: dict[str, Any] = {
         "device": device,
-        "dtype": precision(settings.precision, device),
-        "weighting": settings.privacy.weighting,
+        "dtype": choose_dtype(settings.precision, device),
     }
     # Every client makes several local steps, so this is the least.
     steps = settings.steps * settings.cohort_size
     if name == "workers":
         del common["device"]
-        return WorkersEngine(room, plan.layout, workers=settings.workers, **common)
+        return WorkersEngine(clients, plan.layout, workers=settings.workers, **common)
     if name in ("stacked", "shared"):
         # The recipe's check refuses this, and a run folder's `engine.json` never says it.
-        promise(plan.settings.mode is not Mode.SECURE, "a release in stacks: its clients are trained apart")
+        check_invariant(plan.settings.mode is not Mode.SECURE, "a release in stacks: its clients are trained apart")
         summed = name == "shared" and not plan.bounds_updates and math.isinf(settings.local.clip_gradients)
-        stacked = start.family.shared if summed else start.family.stacked
-        if stacked is not None and stacked.faster is not None:
-            stacked = stacked.faster(stacked, steps=steps, batch_seconds=settings.local.batch_seconds, device=device)
+        stacked = start.family.stacking.shared if summed else start.family.stacking.stacked
+        if stacked is not None and stacked.accelerate is not None:
+            stacked = stacked.accelerate(
+                stacked, steps=steps, batch_seconds=settings.local.batch_seconds, device=device
+            )
         common |= {"stacked": stacked, "size": stack_size or settings.stack_size}
     if name == "stacked":
-        return StackedEngine(room, plan.layout, **common)
+        return StackedEngine(clients, plan.layout, **common)
 
     def faster(working: Parameters) -> Family[Any, Any]:
-        return sped_up(
+        return accelerate_family(
             start.family,
             working if settings.trainable is None else None,
             settings=start.settings,
@@ -146,21 +146,21 @@ def build_engine(
         )
 
     if name == "shared":
-        return SharedEngine(room, plan.layout, summed=summed, faster=faster, **common)
-    return SequentialEngine(room, plan.layout, faster=faster, **common)
+        return SharedEngine(clients, plan.layout, summed=summed, faster=faster, **common)
+    return SequentialEngine(clients, plan.layout, faster=faster, **common)
 
 
-def client_room(
+def build_client_context(
     recipe: Recipe,
     population: Population,
     start: Recogniser,
     *,
     shared_dev: SharedSpeech | None = None,
     draws: str = CLIENTS,
-) -> ClientRoom:
-    """All that the clients' training is made of."""
+) -> ClientContext:
+    """What clients' training is made of."""
     settings = recipe.federated
-    return ClientRoom(
+    return ClientContext(
         population,
         start.tokens,
         start.family,
@@ -169,38 +169,39 @@ def client_room(
         seed=derive(recipe.seed, draws),
         cohort_size=settings.cohort_size,
         longest_seconds=recipe.data.longest_seconds,
-        frozen=trained_part(recipe, start).frozen,
+        frozen=split_trained_part(recipe, start).frozen,
         forgiving=settings.privacy.mode is Mode.SECURE,
+        weighting=settings.privacy.weighting,
         shared_dev=shared_dev,
     )
 
 
-def clients_turns(federation: Federation) -> Turns | None:
+def build_turns(federation: Federation) -> StreamPositions | None:
     """All clients at the beginning of their time lines; None where they have none.
 
-    With noise nobody looks how much they have: who is drawn, when a run ends and what it shows must not depend on it.
+    With noise it is not known how much they have: who is drawn and when a run ends must not depend on it.
     """
     line, population = federation.settings.local.time_line, federation.population
     if line is None:
         return None
     if federation.plan.settings.z > 0:
-        return Turns(len(population))
-    room = client_room(federation.recipe, population, federation.start)
-    return Turns(len(population), schedule=schedule_of(room), skips=line.dry == "skip")
+        return StreamPositions(len(population))
+    clients = build_client_context(federation.recipe, population, federation.start)
+    return StreamPositions(len(population), schedule=stream_schedule(clients), skips=line.dry == "skip")
 
 
-def likely_fastest(federation: Federation) -> str:
+def guess_fastest_engine(federation: Federation) -> str:
     """The recipe's engine, or the one that is mostly the fastest here: nothing is tried, and nothing written down."""
     settings, start = federation.settings, federation.start
     if settings.engine != "auto":
         return settings.engine
     if federation.context.device.type != "cuda":
-        return for_cpu(settings)[0]
-    apart = settings.privacy.mode is Mode.SECURE or not_stacked(start.family, start.settings) is not None
+        return choose_cpu_engine(settings)[0]
+    apart = settings.privacy.mode is Mode.SECURE or stacking_obstacle(start.family, start.settings) is not None
     return "sequential" if apart else "stacked"
 
 
-def for_cpu(settings: FederationSettings) -> tuple[str, dict[str, Any]]:
+def choose_cpu_engine(settings: FederationSettings) -> tuple[str, dict[str, Any]]:
     """Worker processes, where there is enough to do to keep them all busy and to earn back their start."""
     cores = settings.workers or usable_cores()
     clients = settings.steps * settings.cohort_size
@@ -217,9 +218,9 @@ def _fastest(federation: Federation) -> tuple[str, dict[str, Any]]:
     clients = sorted(order[:TRIED_CLIENTS].tolist())
     rates: dict[str, float] = {}
     for name in ("sequential", "stacked"):
-        if name == "stacked" and not_stacked(start.family, start.settings) is not None:
+        if name == "stacked" and stacking_obstacle(start.family, start.settings) is not None:
             continue
-        engine = engine_of(federation, name)
+        engine = build_federation_engine(federation, name)
         # The first pass compiles.
         for repeat in range(2):
             torch.cuda.synchronize(device)

@@ -1,90 +1,84 @@
-"""What runs will take, before they begin: audio, time on this device, disk, memory, and the ε they end with.
+"""What runs will take: audio, time on this device, disk, and the ε they end with, by arithmetic.
 
-Counts are exact but for who is drawn; times are counted work at a rate that a few steps had here (`speed`): rough.
+Time is counted operations at a share of the speed at which this device multiplies matrices, to a factor of a few: small
+models, reading and attention search take longer. The progress bar shows a run's own rate.
 """
 
-import json
 import math
 import shutil
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sottovoce.config import Recipe
-from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.models.saved import Recogniser, fresh
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.events import NoGuarantee
-from sottovoce.privacy.promise import both
-from sottovoce.privacy.settings import Mode
-from sottovoce.seeds import torch_stream
-from sottovoce.store import Store
+from sottovoce.privacy.guarantee import format_epsilons
 from sottovoce.training.assemble import Federation
-from sottovoce.training.beforehand import Ready, Stage
-from sottovoce.training.context import Surroundings
-from sottovoce.training.places import Places
-from sottovoce.training.speed import Speed, measure_central, measure_federated, operations
-from sottovoce.training.trained_part import trained_part
+from sottovoce.training.preflight import CheckedStage, Stage
+from sottovoce.training.run_context import RunContext
+from sottovoce.training.run_data import RunData, Split, list_split_rows
+from sottovoce.training.start_model import split_trained_part
 
-# Operations that are done in minutes, on a processor within the hour: measuring them first is not worth its seconds.
-SHORT = {"cuda": 1e15}
-SHORT_ON_CPU = 2e13
-CPU = "CPU"
-SOME = "a time that was not measured (--estimate does)"
+FRAMES_PER_SECOND = 100 / 3  # of a model, after its front end
+FORWARD, TRAINING = 2, 6  # operations for each parameter and frame, the backward pass included in training
+UTILISATION = 0.3  # of the speed of large matrix products, in training
 LONG_SECONDS = 24 * 3600.0
-# The two newest checkpoints, the best one, and the one that is being written (`checkpoint.prune`).
-KEPT_CHECKPOINTS = 4
-RELEASE = "a release is not measured: how long its clients take depends on their speech"
+KEPT_CHECKPOINTS = 4  # the two newest, the best one, and the one that is being written (`prune_checkpoints`)
+CPU = "CPU"
+RELEASE = "time and audio of a release are not estimated: they depend on its clients' speech"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
-    """What one run will take. None is what is not measured; `why` says why it cannot be.
+class RunCost:
+    """What one run will take. None is what cannot be estimated; `why` says why.
 
-    Audio is what it trains on, every repetition counted. ε is at the end, of the whole plan, without a guarantee None.
+    Audio is the most that it trains on, every repetition counted. ε is at the end of the whole plan; None without a
+    guarantee.
     """
 
     name: str
     audio_seconds: float | None = None
     seconds: float | None = None
     disk: int = 0
-    memory: int | None = None
     epsilon: Epsilon | None = None
     why: str = ""
 
     def as_json(self) -> dict[str, Any]:
         spent = None if self.epsilon is None else {"rdp": self.epsilon.rdp, "pld": self.epsilon.pld}
         found = {"name": self.name, "audio_hours": _hours(self.audio_seconds), "hours": _hours(self.seconds)}
-        return {**found, "disk_bytes": self.disk, "memory_bytes": self.memory, "epsilon": spent, "why": self.why}
+        return {**found, "disk_bytes": self.disk, "epsilon": spent, "why": self.why}
+
+    @property
+    def guarantee(self) -> str:
+        return "" if self.epsilon is None else f"ε = {format_epsilons(self.epsilon)} at its end"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What all of the runs will take, one after another, on a device."""
+    """What all of the runs will take, one after another, on a device. `free` are bytes where runs are written."""
 
     device: str
-    costs: tuple[Cost, ...]
-    free: int  # bytes where runs lie
+    costs: tuple[RunCost, ...]
+    free: int
 
     @property
     def seconds(self) -> float | None:
-        return total(cost.seconds for cost in self.costs)
+        return sum_known(cost.seconds for cost in self.costs)
 
     @property
     def audio_seconds(self) -> float | None:
-        return total(cost.audio_seconds for cost in self.costs)
+        return sum_known(cost.audio_seconds for cost in self.costs)
 
     @property
     def disk(self) -> int:
         return sum(cost.disk for cost in self.costs)
-
-    @property
-    def memory(self) -> int | None:
-        known = [cost.memory for cost in self.costs if cost.memory is not None]
-        return max(known, default=None)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -93,131 +87,97 @@ class Estimate:
             "hours": _hours(self.seconds),
             "disk_bytes": self.disk,
             "disk_free_bytes": self.free,
-            "memory_bytes": self.memory,
             "runs": [cost.as_json() for cost in self.costs],
         }
 
     def lines(self) -> list[str]:
-        """For whoever starts the runs: the sum first, then one line for each where they are several."""
-        memory = "" if self.memory is None else f", {format_bytes(self.memory)} of memory"
-        room = f", {format_bytes(self.free)} are free" if self.disk > self.free / 2 else ""
-        what = "takes" if len(self.costs) == 1 else f"{len(self.costs):,} runs one after another take"
-        short = self.seconds is None and not any(cost.why for cost in self.costs)
-        time_here = SOME if short else _time_here(self.seconds, self.device)
-        audio = f"{'at most ' if short else ''}{_told_audio(self.audio_seconds)} to train on"
-        first = f"{what} {time_here}: {audio}, {format_bytes(self.disk)} of disk{room}{memory}"
-        alone = [words for cost in self.costs if (words := _told_epsilon(cost))] if len(self.costs) == 1 else []
+        """The sum first, then one line for each run where they are several."""
         reasons = dict.fromkeys(cost.why for cost in self.costs if cost.why)
-        return [first, *self._each(), *alone, *reasons]
-
-    def _each(self) -> list[str]:
-        """A line for each run, or for several of which the same is to be said; none for an only one."""
+        what = "takes" if len(self.costs) == 1 else f"{len(self.costs):,} runs one after another take"
+        audio = f"{_format_audio(self.audio_seconds)} to train on"
+        free = f", {format_bytes(self.free)} are free" if self.disk > self.free / 2 else ""
+        first = f"{what} {self._duration(self.seconds)}: {audio}, {format_bytes(self.disk)} of disk{free}"
+        if len(self.costs) == 1:
+            return [first, *filter(None, [self.costs[0].guarantee]), *reasons]
         alike: dict[str, list[str]] = {}
-        for cost in self.costs if len(self.costs) > 1 and self.seconds is not None else ():
-            alike.setdefault(_told(cost, self.device), []).append(cost.name)
+        for cost in self.costs if self.seconds is not None else ():
+            parts = (self._duration(cost.seconds), _format_audio(cost.audio_seconds), cost.guarantee)
+            alike.setdefault(", ".join(filter(None, parts)), []).append(cost.name)
         more = {words: f" and {len(names) - 1:,} more, each" if names[1:] else "" for words, names in alike.items()}
-        return [f"{names[0]}{more[words]}: {words}" for words, names in alike.items()]
+        return [first, *(f"{names[0]}{more[words]}: {words}" for words, names in alike.items()), *reasons]
+
+    def _duration(self, seconds: float | None) -> str:
+        return "a time that is not known" if seconds is None else f"about {format_time(seconds)} on this {self.device}"
 
 
-def estimate(
-    stages: Sequence[Stage],
-    known: Mapping[Path, Ready | None],
-    around: Surroundings,
-    *,
-    above: float | None = None,
-) -> Estimate:
-    """Count and measure what `stages` will take; `known` is what `make_ready` has found of them.
-
-    They are measured where they take more than `above` operations, short ones not unless it says so; of those that
-    differ in nothing that takes time, one is.
-    """
-    ready = {stage.folder: known.get(stage.folder) for stage in stages}
-    most = sum(0.0 if (one := ready[stage.folder]) is None else _operations(stage.recipe, one) for stage in stages)
-    measures = most > (SHORT.get(around.device.type, SHORT_ON_CPU) if above is None else above)
-    speeds: dict[str, Speed] = {}
+def estimate_runs(stages: Sequence[Stage], known: Mapping[Path, CheckedStage | None], context: RunContext) -> Estimate:
+    """Count what `stages` will take; `known` is what `check_stages` has found of them."""
+    speed = UTILISATION * measure_device_speed(context.device)
     costs = []
     for stage in stages:
-        one = ready[stage.folder]
-        cost = Cost(name=stage.name, why=f"{stage.name}: its tokens are still to be made, so nothing is measured")
-        if one is not None:
-            cost = _counted(stage, one)
-        if one is not None and measures and not cost.why:
-            kind = _kind(stage.recipe)
-            if kind not in speeds:
-                speeds[kind] = _measured(stage.recipe, one, around)
-            cost = _timed(stage.recipe, cost, speeds[kind], around)
-        costs.append(cost)
-    return Estimate(_device(around.device), tuple(costs), _free(around.runs))
+        checked = known.get(stage.folder)
+        if checked is None:
+            why = f"{stage.name}: its tokens are still to be made, so nothing is estimated"
+            costs.append(RunCost(name=stage.name, why=why))
+        else:
+            costs.append(_count_run(stage, checked, context, speed=speed))
+    device = torch.cuda.get_device_name(context.device) if context.device.type == "cuda" else CPU
+    return Estimate(device, tuple(costs), _count_free_bytes(context.runs))
 
 
-def _counted(stage: Stage, ready: Ready) -> Cost:
-    """What is known without measuring."""
-    federation = ready.federation
-    cost = Cost(name=stage.name, disk=_disk(stage.recipe, ready.start), epsilon=end_epsilon(federation))
-    if federation is not None and federation.settings.privacy.mode is Mode.SECURE:
-        return replace(cost, why=RELEASE)
-    return replace(cost, audio_seconds=_audio_bound(stage.recipe, federation))
+def measure_device_speed(device: torch.device) -> float:
+    """Floating-point operations per second of a large matrix product, in the precision that runs compute in."""
+    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    matrix = torch.ones(size, size, device=device, dtype=dtype)
+    float((matrix @ matrix)[0, 0])  # the first one loads libraries
+    begun = time.perf_counter()
+    float((matrix @ matrix @ matrix @ matrix)[0, 0])
+    return 3 * 2 * size**3 / max(time.perf_counter() - begun, 1e-9)
 
 
-def _measured(recipe: Recipe, ready: Ready, around: Surroundings) -> Speed:
-    """Of a model like the run's, with numbers."""
-    model, generator = ready.start, torch_stream(recipe.seed, "init")
-    start = fresh(model.family, model.settings, model.tokens, language=model.language, generator=generator)
-    if ready.federation is None:
-        return measure_central(recipe, start, around)
-    return measure_federated(replace(ready.federation, start=start, part=trained_part(recipe, start)))
+def seconds_too_long(found: Estimate) -> float | None:
+    """How many seconds a CPU would take, where those are days; None where they are not, or there is a GPU."""
+    return found.seconds if found.device == CPU and (found.seconds or 0.0) > LONG_SECONDS else None
 
 
-def _timed(recipe: Recipe, cost: Cost, speed: Speed, around: Surroundings) -> Cost:
-    audio = (recipe.federation or recipe.training).steps * speed.audio_per_step
-    data = Places.of(recipe, around.stores)
-    scored = _seconds(*data.dev), sum(_seconds(*place) for place in data.tests.values())
-    return replace(cost, audio_seconds=audio, seconds=run_seconds(recipe, speed, scored=scored), memory=speed.memory)
+def _count_run(stage: Stage, checked: CheckedStage, context: RunContext, *, speed: float) -> RunCost:
+    recipe, federation = stage.recipe, checked.federation
+    disk, epsilon = _count_disk_bytes(recipe, checked.start), compute_end_epsilon(federation)
+    if federation is not None and federation.is_release:
+        return RunCost(name=stage.name, disk=disk, epsilon=epsilon, why=RELEASE)
+    data, audio = RunData.of(recipe, context.stores), _bound_audio(recipe, federation)
+    recognised = count_recognised_seconds(recipe, dev=_sum_seconds(data.dev), tests=_sum_seconds(*data.tests.values()))
+    parameters = sum(p.numel() for p in checked.start.parameters.values())
+    seconds = count_operations(parameters, audio, recognised) / speed
+    return RunCost(name=stage.name, disk=disk, epsilon=epsilon, audio_seconds=audio, seconds=seconds)
 
 
-def run_seconds(recipe: Recipe, speed: Speed, *, scored: tuple[float, float]) -> float:
-    """How long a run takes at `speed`; `scored` are the seconds of dev and test speech.
+def count_operations(parameters: int, trained_seconds: float, recognised_seconds: float = 0.0) -> float:
+    """Floating-point operations of training on, and recognising, so much audio, to a factor of two or so."""
+    return parameters * FRAMES_PER_SECOND * (TRAINING * trained_seconds + FORWARD * recognised_seconds)
+
+
+def count_recognised_seconds(recipe: Recipe, *, dev: float, tests: float) -> float:
+    """Seconds of speech that a run recognises, of so many in its dev and test sets.
 
     A federated run is evaluated before its first round, and tests the model that it started from, too.
     """
     settings, is_federated = recipe.federation or recipe.training, recipe.federation is not None
-    dev, tests = scored
-    count = evaluations(steps=settings.steps, every=settings.evaluate_every, at_start=is_federated)
-    recognised = count * dev + (2 if is_federated else 1) * tests
-    return settings.steps * speed.audio_per_step * speed.training + recognised * speed.evaluation
+    evaluations = -(-settings.steps // settings.evaluate_every) + is_federated
+    return evaluations * dev + (2 if is_federated else 1) * tests
 
 
-def evaluations(*, steps: int, every: int, at_start: bool) -> int:
-    """How often the dev speakers are recognised: every so many steps, after the last, and before the first.
-
-    >>> evaluations(steps=30, every=15, at_start=True), evaluations(steps=31, every=15, at_start=False)
-    (3, 3)
-    """
-    return -(-steps // every) + at_start
-
-
-def _kind(recipe: Recipe) -> str:
-    """All that decides how long a run takes: not its seed, its rates, nor how much noise it adds."""
-    content = recipe.model_dump(mode="json", exclude={"about", "paper", "seed"})
-    for schedule in (content.get("central") or {}, (content.get("federation") or {}).get("server") or {}):
-        schedule.pop("schedule", None)
-    if recipe.federation is not None:
-        private = recipe.federation.privacy
-        content["federation"]["seed_model"] = None
-        content["federation"]["privacy"] = [private.adds_noise, private.mode, private.weighting]
-    return json.dumps(content, sort_keys=True, default=str)
+def _sum_seconds(*splits: Split) -> float:
+    """Of all speech in `splits`."""
+    samples = 0
+    for store, split in splits:
+        rows = list_split_rows(store, split)
+        samples += int((store.audio_offsets[rows + 1] - store.audio_offsets[rows]).sum())
+    return samples / SAMPLE_RATE
 
 
-# Counts.
-
-
-def _operations(recipe: Recipe, ready: Ready) -> float:
-    parameters = sum(p.numel() for p in ready.start.parameters.values())
-    return operations(parameters, _audio_bound(recipe, ready.federation))
-
-
-def _audio_bound(recipe: Recipe, federation: Federation | None) -> float:
-    """No more than so many seconds are trained on: what batches hold, or clients have in the mean."""
+def _bound_audio(recipe: Recipe, federation: Federation | None) -> float:
+    """The most seconds that are trained on: what batches hold, or clients have in the mean."""
     if federation is None:
         training = recipe.training
         return training.steps * training.batch_seconds * training.batches_a_step
@@ -229,36 +189,20 @@ def _audio_bound(recipe: Recipe, federation: Federation | None) -> float:
     return clients * local.local_epochs * float(federation.population.seconds.mean())
 
 
-def _seconds(store: Store, split: str) -> float:
-    users = store.splits[split]
-    first, last = (int(store.user_utterances[row]) for row in (users.start, users.stop))
-    return float(store.audio_offsets[last] - store.audio_offsets[first]) / SAMPLE_RATE
-
-
-def _disk(recipe: Recipe, model: Recogniser) -> int:
+def _count_disk_bytes(recipe: Recipe, model: Recogniser) -> int:
     """What the run's folder holds at most: float32 parameters, and numbers of the optimiser for each one trained."""
     federation = recipe.federation
     optimiser = (recipe.training if federation is None else federation.server).built_optimiser()
-    slots, trained, frozen = len(optimiser.init([torch.zeros(1)]).slots), 0, 0
-    if federation is None:
-        trained = sum(p.numel() for p in model.parameters.values())
-    else:
-        part, mechanism = trained_part(recipe, model), federation.privacy.mechanism
+    slots, frozen = len(optimiser.init([torch.zeros(1)]).slots), 0
+    trained = sum(p.numel() for p in model.parameters.values())
+    if federation is not None:
+        part, mechanism = split_trained_part(recipe, model), federation.privacy.mechanism
         trained, frozen = part.trained_count, part.frozen_count
         slots += (federation.server.ema is not None) + (0 if mechanism is None else mechanism.memory)
     return 4 * (KEPT_CHECKPOINTS * trained * (1 + slots) + frozen)
 
 
-def end_epsilon(federation: Federation | None) -> Epsilon | None:
-    """ε of all the steps that the run sets out to make; None without a guarantee."""
-    if federation is None or not federation.settings.privacy.adds_noise:
-        return None
-    if isinstance(federation.plan.event, NoGuarantee):
-        return None
-    return federation.settings.whole_run(federation.plan).promise().epsilon
-
-
-def _free(folder: Path) -> int:
+def _count_free_bytes(folder: Path) -> int:
     """Free bytes on the disk where `folder` is, or will be."""
     place = folder.absolute()
     while not place.exists():
@@ -266,44 +210,24 @@ def _free(folder: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else CPU
-
-
-def too_long(found: Estimate) -> float | None:
-    """How many seconds a CPU would take, where those are days; None where they are not, or there is a GPU."""
-    return found.seconds if found.device == CPU and (found.seconds or 0.0) > LONG_SECONDS else None
-
-
-# In words.
-
-
-def _told(cost: Cost, device: str) -> str:
-    spent = _told_epsilon(cost)
-    return f"{_time_here(cost.seconds, device)}, {_told_audio(cost.audio_seconds)}" + (f", {spent}" if spent else "")
-
-
-def _time_here(seconds: float | None, device: str) -> str:
-    return "a time that is not known" if seconds is None else f"about {format_time(seconds)} on this {device}"
-
-
-def _told_audio(seconds: float | None) -> str:
-    return "an unknown amount of audio" if seconds is None else f"{_three(seconds / 3600)} h of audio"
-
-
-def _told_epsilon(cost: Cost) -> str:
-    return "" if cost.epsilon is None else f"ε = {both(cost.epsilon)} at its end"
+def compute_end_epsilon(federation: Federation | None) -> Epsilon | None:
+    """ε of all the steps that the run sets out to make; None without a guarantee."""
+    if federation is None or not federation.settings.privacy.adds_noise:
+        return None
+    if isinstance(federation.plan.event, NoGuarantee):
+        return None
+    return federation.settings.whole_run(federation.plan).guarantee().epsilon
 
 
 def format_time(seconds: float) -> str:
-    """Two digits that count, in the unit that suits.
+    """Two significant digits, in the unit that suits.
 
     >>> format_time(42), format_time(600), format_time(7200), format_time(1e6)
     ('42 s', '10 min', '2 h', '280 h')
     """
     for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (math.inf, "h", 3600)):
         if seconds < limit:
-            return f"{_two_digits(seconds / size)} {unit}"
+            return f"{_round_digits(seconds / size, 2)} {unit}"
     raise AssertionError("no time is infinite")
 
 
@@ -313,21 +237,21 @@ def format_bytes(size: float) -> str:
     >>> format_bytes(12_300_000), format_bytes(4_100_000_000)
     ('12 MB', '4.1 GB')
     """
-    return f"{_two_digits(size / 1e9)} GB" if size >= 1e9 else f"{_two_digits(size / 1e6)} MB"
+    return f"{_round_digits(size / 1e9, 2)} GB" if size >= 1e9 else f"{_round_digits(size / 1e6, 2)} MB"
 
 
-def total(values: Iterable[float | None]) -> float | None:
+def _format_audio(seconds: float | None) -> str:
+    return "an unknown amount of audio" if seconds is None else f"{_round_digits(seconds / 3600, 3)} h of audio"
+
+
+def _round_digits(value: float, digits: int) -> str:
+    return f"{float(f'{value:.{digits}g}'):,.10g}"
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
     """Their sum; None where one of them is not known."""
     found = list(values)
     return None if any(value is None for value in found) else sum(value for value in found if value is not None)
-
-
-def _two_digits(value: float) -> str:
-    return f"{float(f'{value:.2g}'):,.10g}"
-
-
-def _three(value: float) -> str:
-    return f"{float(f'{value:.3g}'):,.10g}"
 
 
 def _hours(seconds: float | None) -> float | None:

@@ -1,89 +1,96 @@
-"""A federated run: the federation of a recipe, trained in its folder, tested, and its results written down."""
+"""A federated run: the federation of a recipe is trained in its folder and tested, and its results are written."""
 
+import hashlib
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import add_digest, check_digest, read_json, write_json
+from sottovoce.base.processes import Processes
+from sottovoce.base.signatures import PrivateKey
 from sottovoce.config import Recipe
+from sottovoce.data.client_utterances import find_owners, utterance_samples, utterances_of
+from sottovoce.data.population import Population
 from sottovoce.federated.ranks import ClientsOverRanks
-from sottovoce.files import write_json
-from sottovoce.models.saved import load as load_recogniser
-from sottovoce.privacy.correlated_noise import MEMORY
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.privacy.ledger import record_results
+from sottovoce.privacy.round_noise import MEMORY
 from sottovoce.privacy.sampling import CyclicSampler
-from sottovoce.privacy.secret_files import SECRETS, forget
-from sottovoce.processes import Processes
-from sottovoce.signatures import PrivateKey
+from sottovoce.privacy.secret_files import SECRETS, delete_secrets, write_secret
 from sottovoce.training.assemble import Federation, assemble
-from sottovoce.training.client_results import client_results
-from sottovoce.training.client_wer import measured_wers
-from sottovoce.training.context import Surroundings
-from sottovoce.training.elsewhere import DEPARTURES, Elsewhere
+from sottovoce.training.client_wer import read_client_wers, score_clients
 from sottovoce.training.engines import choose_clients
-from sottovoce.training.federation import Federating
-from sottovoce.training.group_members import GROUPS, keep_groups
-from sottovoce.training.keeper import INTERRUPTED, Ended
-from sottovoce.training.outcome import Outcome, Target, finish, finished_before
-from sottovoce.training.privacy_report import privacy_report, promise_in
-from sottovoce.training.recorded_files import digests_at_end, signed_at_end
+from sottovoce.training.federation import FederatedLoop
+from sottovoce.training.loop import INTERRUPTED, LoopEnd
+from sottovoce.training.privacy_report import build_privacy_report, describe_unfinished_promise
+from sottovoce.training.recorded_files import digest_final_files, digest_signed_files
+from sottovoce.training.records import NO_EVENTS
+from sottovoce.training.remote_clients import DEPARTURES, RemoteClients
+from sottovoce.training.run_context import Outcome, RunContext, RunTarget, read_finished, write_results
+from sottovoce.training.run_data import compare_with_paper
 from sottovoce.training.run_folder import LEDGER, NO_EPSILON, POPULATION, RunFolder
-from sottovoce.training.speakers import beside_the_paper
-from sottovoce.training.step_log import NO_EVENTS
-from sottovoce.training.team import Team
-from sottovoce.training.testing import score_models
-from sottovoce.training.token_makers import describe_tokens
-from sottovoce.training.trained_part import communication, describe_part
+from sottovoce.training.start_model import count_communication, describe_part
+from sottovoce.training.testing import RankGroup, score_models
+from sottovoce.training.tokens import describe_tokens
 
-OF_ROUNDS = (MEMORY, GROUPS, DEPARTURES)  # secrets that nobody needs after the last round
+GROUPS = "groups.json"
+ROUND_SECRETS = (MEMORY, GROUPS, DEPARTURES)  # not needed after the last round
 
 
 def run_federated(
     recipe: Recipe,
-    target: Target,
+    target: RunTarget,
     *,
-    context: Surroundings,
+    context: RunContext,
     processes: Processes,
-    elsewhere: Elsewhere | None = None,
+    remote: RemoteClients | None = None,
     key: PrivateKey | None = None,
 ) -> Outcome:
-    """Train with the store's clients, or those `elsewhere`, and test the best model and the one it started from."""
-    federation = assemble(recipe, context=context, clients=elsewhere, processes=processes)
+    """Train with the store's clients, or `remote` ones, and test the best model and the one it started from."""
+    federation = assemble(recipe, context=context, clients=remote, processes=processes)
     tokens = describe_tokens(recipe, federation.start.tokens, runs=context.runs, stores=context.stores)
     inputs = _inputs(federation, processes)
-    team = federation.data.team(processes, federation.start, context.device)
-    opening = target.opened(recipe, inputs=inputs, processes=processes, is_release=federation.is_release)
+    ranks = RankGroup.of(processes, federation.start, federation.data, context.device)
+    opening = target.open(recipe, inputs=inputs, processes=processes, is_release=federation.is_release)
     with opening as run:
-        if (known := finished_before(run, processes)) is not None:
-            if processes.first:  # it may have been killed before it came to that
-                forget(run.path / SECRETS, *OF_ROUNDS)
+        if (known := read_finished(run, processes)) is not None:
+            if processes.is_first:  # it may have been killed before it came to that
+                delete_secrets(run.path / SECRETS, *ROUND_SECRETS)
             return known
-        if not processes.first:
+        if not processes.is_first:
             followers = choose_clients(federation, run=run, processes=processes)
             assert isinstance(followers, ClientsOverRanks)
-            team.follow(followers, federation.plan)
+            ranks.follow(followers, federation.plan)
             return Outcome(target.out)
-        with team:
+        with ranks:
             _announce(federation)
             _write_population(federation, run)
-            if elsewhere is None:
+            if remote is None:
                 clients: Any = choose_clients(federation, run=run, processes=processes)
             else:
-                clients = elsewhere.clients(run, federation.plan, federation.start)
-            ended = Federating(federation, run, clients=clients, team=team, inputs=inputs, key=key).run()
+                clients = remote.clients(run, federation.plan, federation.start)
+            ended = FederatedLoop(federation, run, clients=clients, ranks=ranks, inputs=inputs, key=key).run()
             if ended.words:
                 context.say(ended.words)
-            if ended.step < federation.settings.steps and (kept := promise_in(run, federation.settings)) is not None:
-                context.say(kept)
+            if (unfinished := describe_unfinished_promise(run, federation.settings, ended.step)) is not None:
+                context.say(unfinished)
             if ended.reason == INTERRUPTED:
                 return Outcome(target.out, stopped_at=ended.step)
             context.on_stage("testing")
-            results = _results(federation, run, ended, team) | {"tokens": tokens}
+            results = _results(federation, run, ended, ranks) | {"tokens": tokens}
             # Before they are written: a run whose results are there has nothing left to do.
             record_results(
-                run.path / LEDGER, digests_at_end(run.path, results), key=key, signed_files=signed_at_end(run.path)
+                run.path / LEDGER,
+                digest_final_files(run.path, results),
+                key=key,
+                signed_files=digest_signed_files(run.path),
             )
-            finished = finish(run, results)
-            forget(run.path / SECRETS, *OF_ROUNDS)
+            finished = write_results(run, results)
+            delete_secrets(run.path / SECRETS, *ROUND_SECRETS)
             return finished
 
 
@@ -91,8 +98,8 @@ def _inputs(federation: Federation, processes: Processes) -> dict[str, Any]:
     """What must be the same when the run is resumed."""
     inputs = {"tokens digest": federation.start.tokens.digest, "start model digest": federation.start_digest}
     if federation.plan.settings.root_seed is None:
-        # A release replays nothing, and whoever sees its folder could try guesses of the data against digests of it.
-        # Its sums are exact besides, whereas a simulation's round by how many they are divided among.
+        # A release replays nothing, and digests of its data would let readers of its folder test guesses of the data.
+        # Its sums are exact, whereas a simulation's depend on the number of processes by rounding.
         return inputs
     people = {"population digest": federation.population.digest, "number of processes": str(processes.world)}
     return {**inputs, **federation.data.digests(), **people}
@@ -103,7 +110,7 @@ def _announce(federation: Federation) -> None:
     recipe, settings, plan, context = federation.recipe, federation.settings, federation.plan, federation.context
     if settings.trainable is not None:
         context.say(describe_part(federation.part, model_bits=settings.model_bits))
-    beside = None if context.stand_in else beside_the_paper(recipe, clients=plan.settings.population_size)
+    beside = None if context.stand_in else compare_with_paper(recipe, clients=plan.settings.population_size)
     is_others = context.stand_in and plan.settings.z > 0
     promised = (NO_EPSILON,) if is_others else (*plan.warnings, settings.guarantee(plan))
     for line in filter(None, (beside, *promised, NO_EVENTS if federation.is_release else None)):
@@ -114,29 +121,88 @@ def _write_population(federation: Federation, run: RunFolder) -> None:
     """What may be said of the clients: in a release, only what the plan has made public anyway."""
     population, plan = federation.population, federation.plan
     if federation.is_release and isinstance(plan.sampler, CyclicSampler):
-        keep_groups(run.path / SECRETS, population, plan.sampler, begun=(run.path / LEDGER).exists())
+        check_groups_unchanged(run.path / SECRETS, population, plan.sampler, begun=(run.path / LEDGER).exists())
     described: dict[str, Any] = dict(population.describe())
     if plan.settings.root_seed is not None:
         deciles = np.quantile(population.seconds, np.linspace(0, 1, 11)).tolist()
-        told = {"accounted": False, **described, "seconds_per_client_deciles": deciles}
+        shown = {"accounted": False, **described, "seconds_per_client_deciles": deciles}
     else:
-        told = {name: described[name] for name in ("population_size", "privacy_unit", "settings")}
-    write_json(run.path / POPULATION, told)
+        shown = {name: described[name] for name in ("population_size", "privacy_unit", "settings")}
+    write_json(run.path / POPULATION, shown)
 
 
-def _results(federation: Federation, run: RunFolder, ended: Ended, team: Team) -> dict[str, Any]:
+def _results(federation: Federation, run: RunFolder, ended: LoopEnd, ranks: RankGroup) -> dict[str, Any]:
     recipe, settings, start = federation.recipe, federation.settings, federation.start
     best = load_recogniser(run.best)
     tests, is_release = federation.data.tests, federation.is_release
-    after, before = score_models([best, start], recipe, tests, team, is_release=is_release)
-    of_clients = client_results(recipe, federation.population, start=start, best=best, team=team)
+    after, before = score_models([best, start], recipe, tests, ranks, is_release=is_release)
+    of_clients = score_clients(recipe, federation.population, start=start, best=best, ranks=ranks)
     return {
         "model": dict(best.about),
         "ended": ended.as_json(),
         "test": after,
         "start": {"test": before},
-        "privacy": privacy_report(settings, federation.plan, run),
-        "communication": communication(federation.part, model_bits=settings.model_bits),
+        "privacy": build_privacy_report(settings, federation.plan, run),
+        "communication": count_communication(federation.part, model_bits=settings.model_bits),
         **({} if of_clients is None else {"clients": of_clients}),
-        **({} if settings.client_wer is None else {"client_wer": measured_wers(run)}),
+        **({} if settings.client_wer is None else {"client_wer": read_client_wers(run)}),
     }
+
+
+# Groups of a release with correlated noise. Between two rows of noise that may have the same client lie at least
+# `cycle` − 1 others: that is what is charged, and it holds only while nobody changes groups. Groups go by places in the
+# population, so one client more or less would move many. A release publishes no digest of its data, so this one is
+# keyed, and lies with its key in `secrets/` until the run has ended.
+
+
+def check_groups_unchanged(secrets: Path, population: Population, sampler: CyclicSampler, *, begun: bool) -> None:
+    """Store who is in which group, or refuse to go on where that has changed or is not known.
+
+    `begun`: whether the run may have charged a round already.
+    """
+    path = secrets / GROUPS
+    if not begun:
+        key = os.urandom(32)
+        content = {"key": key.hex(), "members": digest_groups(population, sampler, key=key)}
+        with write_secret(path) as file:
+            file.write(json.dumps(add_digest(content)).encode())
+        return
+    if not path.exists():
+        raise InputError(
+            f"{path} is missing: nobody can say whether clients are still in the groups in which this release began; "
+            "restore it, or begin another run with --out"
+        )
+    known = check_digest(read_json(path), where=path)
+    try:
+        same = digest_groups(population, sampler, key=bytes.fromhex(known["key"])) == known["members"]
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{path} is damaged: expected who is in which group, as a digest and its key") from None
+    if not same:
+        raise InputError(
+            f"{path}: clients are no longer in the groups in which this release began (others came, some left or were "
+            "renamed, or their recordings changed), and its noise holds for these groups alone: restore the store, or "
+            "begin another run with --out"
+        )
+
+
+def digest_groups(population: Population, sampler: CyclicSampler, *, key: bytes) -> str:
+    """Equal where the same people, with recordings of the same lengths, are in the same groups.
+
+    In whatever order a store has them: people go by the keys of their names. Lengths show that two have changed names.
+    """
+    store, members = population.store, population.members
+    utterances = members if population.settings.deals_utterances else utterances_of(store, members)
+    group_of = np.empty(len(population), dtype=np.uint64)
+    for group, places in enumerate(sampler.groups(len(population))):
+        group_of[places] = group
+    rows = utterances.members
+    said = (  # of every utterance: the group of its client, whose it is, and how long it lasts
+        np.repeat(group_of, utterances.sizes),
+        store.user_keys[find_owners(store, rows)],
+        utterance_samples(store, rows).astype(np.uint64),
+    )
+    table = np.stack(said)[:, np.lexsort(said[::-1])]
+    digest = hashlib.blake2b(key=key, digest_size=32, person=b"groups")
+    digest.update(np.array([sampler.cycle, len(population)], dtype="<u8").tobytes())
+    digest.update(table.astype("<u8").tobytes())
+    return digest.hexdigest()

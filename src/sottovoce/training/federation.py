@@ -1,11 +1,10 @@
-"""Federated training: round after round, evaluated on people who are no clients, with every release in the ledger.
+"""The loop of federated training: rounds, evaluated on people who are not clients, with every release in the ledger.
 
-Killed at any instant, a run goes on from its last checkpoint. A seeded run (a simulation) does the lost rounds again
-with the same cohorts and the same noise and ends with the same bits, each step charged once. On a GPU, where bits do
-not repeat, it makes new attempts as a release does, from its seed. A secure run (a release)
-makes new attempts with new cohorts and new noise, and each attempt is charged.
+Killed at any instant, a run resumes from its last checkpoint. A simulation makes the lost rounds again with the same
+cohorts, noise and bits, each step charged once; on a GPU, where bits do not repeat, it makes new attempts from its
+seed. A release makes new attempts with new cohorts and new noise, and each attempt is charged.
 
-Nothing of a step is written down before the commit that covers it: its records wait in memory until then.
+Nothing of a step is written before the commit that covers it: its records wait in memory until then.
 """
 
 import hashlib
@@ -17,50 +16,49 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, final
 
-from sottovoce.config import Federation as FederationSettings
-from sottovoce.config import as_yaml
-from sottovoce.digests import safetensors_digest
-from sottovoce.errors import InputError
-from sottovoce.evaluation.measures import CTC_WER, LOSS, Score, scored
-from sottovoce.federated.cohort import ClientsHere
+from sottovoce.base.digests import safetensors_digest
+from sottovoce.base.errors import InputError
+from sottovoce.base.signatures import PrivateKey
+from sottovoce.config import FederationSettings, as_yaml
+from sottovoce.evaluation.measures import CTC_WER, LOSS, Score, score_from_figures
+from sottovoce.federated.client_stream import EXHAUSTED
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.federated.round import Round, RoundState, run_round
-from sottovoce.federated.time_line import NOTHING_LEFT
 from sottovoce.flat.layout import Layout
-from sottovoce.models.saved import FROZEN, Recogniser, TrainedPart, digests, save_frozen
+from sottovoce.models.model_files import FROZEN
+from sottovoce.models.recogniser import Recogniser, TrainedPart, digest_recogniser, save_frozen
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.ledger import BudgetSpent, Ledger
 from sottovoce.privacy.ledger_records import AttemptsUsed
 from sottovoce.privacy.secret_files import SECRETS
-from sottovoce.signatures import PrivateKey
 from sottovoce.training.assemble import Federation
-from sottovoce.training.checkpoint import NOISE, PARAMETERS, TURNS, Checkpoint, name
-from sottovoce.training.client_wer_rounds import ClientWers
-from sottovoce.training.elsewhere import DistantClients, TooFewClients
-from sottovoce.training.engines import clients_turns
-from sottovoce.training.keeper import (
+from sottovoce.training.checkpoint import NOISE, PARAMETERS, TURNS, Checkpoint, checkpoint_name
+from sottovoce.training.client_wer import ClientWerRounds
+from sottovoce.training.engines import build_turns
+from sottovoce.training.loop import (
     INTERRUPTED,
     Due,
-    Ended,
     Loop,
-    Pace,
-    Record,
-    Report,
+    LoopEnd,
+    LoopSettings,
+    ProgressReport,
     Snapshot,
-    Stop,
-    keep,
-    note_collapsed,
+    StopLoop,
+    record_collapses,
+    run_loop,
 )
-from sottovoce.training.round_records import PendingRecords, round_diagnostics, round_metrics
+from sottovoce.training.records import PendingRecords, StepRecord, build_round_diagnostics, build_round_metrics
+from sottovoce.training.remote_clients import ConnectedClients, TooFewClients
 from sottovoce.training.run_folder import LEDGER, RunFolder
-from sottovoce.training.team import Team
+from sottovoce.training.testing import RankGroup
 
 # Why a run ended early: clients accepted no more attempts; too few clients are left.
 ATTEMPTS, TOO_FEW = "attempts", "too few clients"
 
 
 @final
-class Federating(Loop):
+class FederatedLoop(Loop):
     """One federated run in its folder; `run` makes the rounds that are left."""
 
     def __init__(
@@ -68,21 +66,21 @@ class Federating(Loop):
         federation: Federation,
         folder: RunFolder,
         *,
-        clients: ClientsHere | ClientsOverRanks | DistantClients,
-        team: Team,
+        clients: LocalClients | ClientsOverRanks | ConnectedClients,
+        ranks: RankGroup,
         inputs: Mapping[str, str],
         key: PrivateKey | None = None,
     ) -> None:
         """`inputs` are digests of what the run reads, which the ledger binds it to; `key` signs that."""
-        self._federation, self._folder, self._clients, self._team = federation, folder, clients, team
+        self._federation, self._folder, self._clients, self._ranks = federation, folder, clients, ranks
         self._recipe, self._start, self._key = federation.recipe, federation.start, key
-        self._on_report, self._say = federation.context.on_report, federation.context.say
+        self._say = federation.context.say
         self._inputs = hashlib.blake2b(json.dumps(inputs, sort_keys=True).encode(), digest_size=16).hexdigest()
         plan, device = federation.plan, federation.context.device
-        self._remote = None if isinstance(clients, ClientsHere | ClientsOverRanks) else clients
-        self._wers = ClientWers(federation, self._remote)
+        self._remote = None if isinstance(clients, LocalClients | ClientsOverRanks) else clients
+        self._wers = ClientWerRounds(federation, self._remote)
         self._after_step = federation.after_step()
-        self._turns = clients_turns(federation)
+        self._turns = build_turns(federation)
         self._guarantee = self._settings.guarantee(plan)
         self._interrupted: Callable[[], bool] = lambda: False
         self._layout: Layout = plan.layout
@@ -90,11 +88,11 @@ class Federating(Loop):
         self._frozen_digest: str | None = None
         self._frozen_sha256: str | None = None
         self._plan, self._server = plan, federation.server()
-        vault = folder.path / SECRETS if self._secure else None
-        self._correlated = plan.correlated_noise(device=device, vault=vault)
+        secrets = folder.path / SECRETS if self._secure else None
+        self._correlated = plan.correlated_noise(device=device, secret_folder=secrets)
         self._pending = PendingRecords()
         self._epsilon: float | None = None
-        self._stopped_elsewhere = False
+        self._rank_interrupted = False
         self._state: RoundState
         self._mark: Mark
 
@@ -111,35 +109,29 @@ class Federating(Loop):
     def _secure(self) -> bool:
         return self._federation.is_release
 
-    def run(self) -> Ended:
+    def run(self) -> LoopEnd:
         """Make the rounds that are left."""
         settings = self._settings
         if self._frozen.tensors:  # before any checkpoint is read: they are parts of it
             self._frozen_digest = save_frozen(self._frozen, self._folder.path)
             self._frozen_sha256 = safetensors_digest(self._folder.path / FROZEN)
-        pace = Pace(
+        loop_settings = LoopSettings(
+            recipe=self._recipe.about,
+            tokens=self._start.tokens.digest,
+            measure=self._federation.measure,
             steps=settings.steps,
             evaluate_every=settings.evaluate_every,
             checkpoint_every=settings.checkpoint_every,
             evaluate_start=True,
             may_end_early=True,
             patience=settings.patience,
-        )
-        return keep(
-            self,
-            self._folder,
-            recipe=self._recipe.about,
-            tokens=self._start.tokens.digest,
-            pace=pace,
-            measure=self._federation.measure,
             events=not self._secure,
-            on_report=self._on_report,
-            on_end=self._over,
-            say=self._say,
         )
+        on_report = self._federation.context.on_report
+        return run_loop(self, self._folder, loop_settings, on_report=on_report, say=self._say)
 
     @contextmanager
-    def begun(self, found: Checkpoint | None) -> Iterator[None]:
+    def open(self, found: Checkpoint | None) -> Iterator[None]:
         with closing(self._clients):
             mark = None if found is None else self._restore(found)
             header = self._plan.ledger_header(
@@ -162,13 +154,13 @@ class Federating(Loop):
 
     def _check_restored(self, found: Checkpoint) -> None:
         """A release that goes on from another model than it has released would pass it off as its own."""
-        weights = digests(self._model())["weights"]
+        weights = digest_recogniser(self._model())["weights"]
         try:
             self._state.ledger.check_restored(
                 step=found.step - 1, result=self._state.digest, model={"weights": weights}
             )
         except InputError as why:
-            place = self._folder.checkpoints / name(found.step)
+            place = self._folder.checkpoints / checkpoint_name(found.step)
             raise InputError(f"{place} is not what the ledger knows of it: {why}") from None
 
     def _restore(self, found: Checkpoint) -> Mark:
@@ -184,14 +176,15 @@ class Federating(Loop):
         if parameters_P is None:
             model = found.recogniser
             trained = model.parameters if model.part is None else model.part.trained
-            parameters_P = self._layout.flatten({name: trained[name] for name in self._layout.names})
+            parameters_P = self._layout.flatten(
+                {checkpoint_name: trained[checkpoint_name] for checkpoint_name in self._layout.names}
+            )
         self._server.restore(parameters_P, tensors)
         if self._plan.settings.adaptive is not None:
             self._plan = self._plan.with_clip_bound(found.state["clip_bound"])
         return Mark(**found.state["ledger"])
 
-    def _over(self, ended: Ended) -> None:
-        """Those who went on waiting need not."""
+    def end(self, ended: LoopEnd) -> None:
         if ended.reason != INTERRUPTED and self._remote is not None:
             self._remote.end(ended.step)
 
@@ -199,19 +192,19 @@ class Federating(Loop):
 
     def watch(self, interrupted: Callable[[], bool]) -> Callable[[], bool]:
         self._interrupted = interrupted
-        return lambda: interrupted() or self._stopped_elsewhere
+        return lambda: interrupted() or self._rank_interrupted
 
     def step(self, step: int) -> None:
-        if self._turns is not None and self._turns.all_dry:
-            raise Stop("dry", "every client's time line is used up: all of their speech was used, once")
+        if self._turns is not None and self._turns.all_exhausted:
+            raise StopLoop("dry", "every client's time line is used up: all of their speech was used, once")
         try:
             is_ready = self._remote is None or self._remote.ready(self._interrupted)
         except TooFewClients as too_few:
             if step == 0:
                 raise InputError(str(too_few)) from None
-            raise Stop(TOO_FEW, str(too_few)) from None
+            raise StopLoop(TOO_FEW, str(too_few)) from None
         if not is_ready:
-            raise Stop(INTERRUPTED, "")
+            raise StopLoop(INTERRUPTED, "")
         begun, plan = time.perf_counter(), self._state.plan
         try:
             done = run_round(
@@ -224,20 +217,20 @@ class Federating(Loop):
         except BudgetSpent as spent:
             if step == 0:
                 raise InputError(f"federation.privacy: not one round can be paid for: {spent}") from None
-            raise Stop("budget", f"the privacy budget is spent: {spent}") from None
+            raise StopLoop("budget", f"the privacy budget is spent: {spent}") from None
         except AttemptsUsed as used:
             if step == 0:
                 raise InputError(f"not one round was finished: {used}; a new run asks them again") from None
             words = f"the run ends after {step:,} rounds: {used}; more rounds are a new run, with a new yes"
-            raise Stop(ATTEMPTS, words) from None
-        metrics = round_metrics(done, step, plan=plan, place=self._start.family.place)
+            raise StopLoop(ATTEMPTS, words) from None
+        metrics = build_round_metrics(done, step, plan=plan, place=self._start.family.place)
         if self._speech_used is not None:  # nothing is promised to anybody then
             metrics["speech_used"] = self._speech_used
-        self._pending.add(metrics, None if self._secure else round_diagnostics(done, step, plan=plan))
+        self._pending.add(metrics, None if self._secure else build_round_diagnostics(done, step, plan=plan))
         self._check_clients(done, step)
         if not self._secure:
             self._pending.time(time.perf_counter() - begun, done.private)
-        self._epsilon, self._stopped_elsewhere = done.epsilon, done.interrupted
+        self._epsilon, self._rank_interrupted = done.epsilon, done.interrupted
         if (found := self._wers.measure(self._state, step + 1, interrupted=self._interrupted)) is not None:
             self._epsilon = found.epsilon
             self._pending.add_to_last({"epsilon": found.epsilon, **found.estimate.as_record()})
@@ -261,14 +254,14 @@ class Federating(Loop):
     def _check_clients(self, done: Round, step: int) -> None:
         """A round in which everybody failed is no one client's accident: stop before noise wears the model down.
 
-        Not in a release: whether it stops would tell something of who was in the cohort. There the dev score shows it.
+        Not in a release, where stopping would depend on who was in the cohort. There the dev score shows it.
         Nor where clients may be away, which says nothing of what they were to do.
         """
         private = done.private
         if self._secure or private is None or self._remote is not None:
             return
         diverged = private.diverged
-        failed = Counter({reason: count for reason, count in private.dropped.items() if reason != NOTHING_LEFT})
+        failed = Counter({reason: count for reason, count in private.dropped.items() if reason != EXHAUSTED})
         if private.cohort and failed.total() + diverged == private.cohort:
             reasons = failed + Counter({"its update was not finite": diverged})
             reason = reasons.most_common(1)[0][0]
@@ -276,8 +269,8 @@ class Federating(Loop):
 
     # After some rounds.
 
-    def settle(self, step: int, due: Due) -> list[Record]:
-        """Commit to the ledger: from then on the rounds since the last commit may be told of."""
+    def commit(self, step: int, due: Due) -> list[StepRecord]:
+        """Commit to the ledger: from then on the rounds since the last commit may be written."""
         metrics, diagnostics = self._pending.take()
         # Without new rounds the last commit still stands, and only an evaluation is made up for.
         if metrics:
@@ -292,27 +285,30 @@ class Federating(Loop):
         """Of the model that the checkpoint after `step` rounds will hold."""
         model = replace(self._model(), about={"recipe": self._recipe.about, "step": step, **self._about})
         frozen = {} if self._frozen_sha256 is None else {"frozen": self._frozen_sha256}
-        return {**digests(model), **frozen}
+        return {**digest_recogniser(model), **frozen}
 
     @property
     def _about(self) -> dict[str, Any]:
         return {"guarantee": self._guarantee}
 
-    def evaluate(self) -> tuple[Score, Record]:
+    def evaluate(self) -> tuple[Score, StepRecord]:
         model, (store, split), measure = self._model(), self._federation.data.dev, self._federation.measure
         if measure is LOSS:
-            score, besides = scored(self._team.mean_figures(model, store, split=split))
-            return score, {**besides, **self._tested_along(model)}
-        result = self._team.evaluate(model, store, split=split, by_ctc=measure is CTC_WER)
-        besides = {**note_collapsed(result, self._say), **self._tested_along(model)}
-        return Score(measure, result.wer), besides
+            score, figures = score_from_figures(self._ranks.mean_figures(model, store, split=split))
+            return score, {**figures, **self._score_tests(model)}
+        result = self._ranks.evaluate(model, store, split=split, by_ctc=measure is CTC_WER)
+        figures = {**record_collapses(result, self._say), **self._score_tests(model)}
+        return Score(measure, result.wer), figures
 
-    def _tested_along(self, model: Recogniser) -> Record:
+    def _score_tests(self, model: Recogniser) -> StepRecord:
         """The WER of whole test sets, where the recipe asks for it: to be looked at, never to choose by."""
         if not self._settings.test_along:
             return {}
         tests = self._federation.data.tests
-        rates = {name: self._team.evaluate(model, s, split=split).wer for name, (s, split) in tests.items()}
+        rates = {
+            checkpoint_name: self._ranks.evaluate(model, s, split=split).wer
+            for checkpoint_name, (s, split) in tests.items()
+        }
         return {"test_wer": rates}
 
     def _model(self) -> Recogniser:
@@ -322,10 +318,10 @@ class Federating(Loop):
             part = TrainedPart(trained, self._frozen.scale, self._frozen_digest)
         return replace(self._start, parameters=self._frozen.merged(trained), part=part)
 
-    def snapshot(self, standing: Mapping[str, Any]) -> Snapshot:
+    def snapshot(self, progress: Mapping[str, Any]) -> Snapshot:
         state: dict[str, Any] = {
             "ledger": {"length": self._mark.length, "head": self._mark.head},
-            **standing,
+            **progress,
             "clip_bound": None if self._plan.settings.adaptive is None else self._state.plan.clip_bound,
         }
         tensors = self._server.tensors()
@@ -337,8 +333,8 @@ class Federating(Loop):
             tensors[PARAMETERS] = self._server.parameters_P
         return Snapshot(self._model(), tensors, state, about=self._about)
 
-    def report(self, step: int, due: Due) -> Report:
-        return Report(
+    def report(self, step: int, due: Due) -> ProgressReport:
+        return ProgressReport(
             unit="round",
             step=step,
             steps=self._settings.steps,

@@ -1,4 +1,4 @@
-"""What a finished run may say of its privacy: the ε it promised by both accountants, and that of other populations."""
+"""The privacy of a finished run: its ε by both accountants, and that of the same recipe in other populations."""
 
 import math
 from collections.abc import Mapping
@@ -6,35 +6,35 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from sottovoce.config import Federation
-from sottovoce.errors import InputError
-from sottovoce.privacy.accounting import Epsilon
+from sottovoce.base.errors import InputError
+from sottovoce.config import FederationSettings
+from sottovoce.privacy.accounting import Epsilon, rdp_epsilon
 from sottovoce.privacy.calibration import Accountant
-from sottovoce.privacy.events import Measured
+from sottovoce.privacy.events import Measured, NoGuarantee
+from sottovoce.privacy.guarantee import Guarantee, guarantee_of, guarantee_to_json
 from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.membership_odds import GUARANTEE
 from sottovoce.privacy.noise import sigma_dp_of
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.planner import PlannedRun, plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
-from sottovoce.privacy.promise import Promise, figures, promise_of
-from sottovoce.privacy.scale import GUARANTEE
 from sottovoce.privacy.settings import Mode, PrivacySettings, Sampling
 from sottovoce.training.run_folder import LEDGER, RunFolder
 
 COVERS = "ε covers this run alone: not the tuning before it, nor the seed model, which is trained without privacy"
 
 
-def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str, Any]:
+def build_privacy_report(settings: FederationSettings, plan: Plan, run: RunFolder) -> dict[str, Any]:
     """Read back from the ledger, not from what the run believes."""
     ledger = verify(run.path / LEDGER)
-    spent, promised = ledger.as_json(), promise_of(ledger, central_steps=settings.steps)
+    spent, promised = ledger.as_json(), guarantee_of(ledger, central_steps=settings.steps)
     released = ledger.released
     assert released is not None
     report = {
         "guarantee": settings.guarantee(plan),
         "simulated": plan.settings.mode is Mode.SEEDED,
         "covers": COVERS,
-        **figures(promised, ledger),
+        **guarantee_to_json(promised, ledger),
         **{name: spent[name] for name in ("delta", "steps", "attempts", "epsilon_budget")},
         "head": released.head,
         "length": released.length,
@@ -50,22 +50,24 @@ def privacy_report(settings: Federation, plan: Plan, run: RunFolder) -> dict[str
         return report | {"mechanism": plan.settings.mechanism.as_json()}
     if report["epsilon_rdp"] is None or plan.settings.sampling is not Sampling.POISSON or fixed_count_noise:
         return report
-    return report | other_populations(settings, plan, promised)
+    return report | extrapolate_populations(settings, plan, promised)
 
 
-def other_populations(settings: Federation, plan: Plan, promised: Promise) -> dict[str, Any]:
+def extrapolate_populations(settings: FederationSettings, plan: Plan, promised: Guarantee) -> dict[str, Any]:
     """What the same noise on the mean would be worth elsewhere; takes seconds."""
     return {"useful": _useful(settings, plan, promised), "extrapolated": _extrapolated(settings, plan, promised.steps)}
 
 
-def promise_in(run: RunFolder, settings: Federation) -> str | None:
-    """What a run has promised that has not made all of it, in words; None where it has, or promised nothing."""
-    promised = promise_of(verify(run.path / LEDGER), central_steps=settings.steps)
+def describe_unfinished_promise(run: RunFolder, settings: FederationSettings, made: int) -> str | None:
+    """What a run has promised that ended after `made` rounds; None where that is all of them, or nothing."""
+    if made >= settings.steps:
+        return None
+    promised = guarantee_of(verify(run.path / LEDGER), central_steps=settings.steps)
     return promised.words if promised.made < promised.steps else None
 
 
-def _useful(settings: Federation, plan: Plan, promised: Promise) -> dict[str, Any]:
-    """The smallest population for which the same recipe (σ_DP, q, T) is worth something: by RDP, and by PLD besides."""
+def _useful(settings: FederationSettings, plan: Plan, promised: Guarantee) -> dict[str, Any]:
+    """The smallest population for which the same recipe (σ_DP, q, T) reaches a useful ε: by RDP, and by PLD."""
     private, measured = plan.settings, settings.measured
     found = _smallest_useful(
         private.population_size,
@@ -79,8 +81,8 @@ def _useful(settings: Federation, plan: Plan, promised: Promise) -> dict[str, An
     by_rdp = _no_more_than_here(found["rdp"], private, spent, by=spent.rdp)
     by_pld = _no_more_than_here(found["pld"], private, spent, by=spent.pld)
     # Where no PLD beats RDP there is none by PLD.
-    told = {"pld": by_pld} if "unreachable" in by_pld or by_pld["epsilon_pld"] is not None else {}
-    return {"target_epsilon": GUARANTEE, **by_rdp, **told}
+    also = {"pld": by_pld} if "unreachable" in by_pld or by_pld["epsilon_pld"] is not None else {}
+    return {"target_epsilon": GUARANTEE, **by_rdp, **also}
 
 
 def _no_more_than_here(
@@ -126,7 +128,7 @@ def _smallest_by(planned: PlannedRun, accountant: Accountant) -> Mapping[str, An
     return _worth(found.population_size, found.cohort_size, found.epsilon, delta=planned.delta)
 
 
-def _extrapolated(settings: Federation, plan: Plan, steps: int) -> list[dict[str, Any]]:
+def _extrapolated(settings: FederationSettings, plan: Plan, steps: int) -> list[dict[str, Any]]:
     found, measured = [], settings.measured
     for wanted in settings.privacy.extrapolate:
         if settings.client_wer is not None:  # with as much noise on the mean, and as often as so many steps have it
@@ -143,3 +145,32 @@ def _extrapolated(settings: Federation, plan: Plan, steps: int) -> list[dict[str
         )
         found.append(planned.to_json() | {"paper_epsilon": wanted.paper_epsilon})
     return found
+
+
+# A target ε in a recipe: whether its run can keep it, and which noise followed from it.
+
+
+def describe_target_noise(settings: FederationSettings, plan: Plan) -> str:
+    """In one line, the noise that the target became. Refuses a target that nothing keeps, or that a budget ends."""
+    private, z = settings.privacy, plan.settings.z
+    if isinstance(plan.event, NoGuarantee):
+        raise InputError(
+            f"federation.privacy.target_epsilon={private.target_epsilon:g} cannot be kept: {plan.event.reason}"
+        )
+    accountant = private.accountant or "pld"
+    by_rdp = rdp_epsilon(settings.whole_run(plan).event, private.delta)
+    budget = private.epsilon_budget
+    if budget is not None and by_rdp > budget:
+        raise InputError(
+            f"federation.privacy.target_epsilon={private.target_epsilon:g} by {accountant.upper()} with "
+            f"epsilon_budget={budget:g}: a budget is kept by RDP, by which {settings.steps:,} rounds come to "
+            f"{by_rdp:.4g}, so that it would end the run early; expected a budget of at least that, none, or "
+            "accountant: rdp"
+        )
+    named = accountant.upper()
+    if accountant == "pld" and private.sampling is Sampling.FIXED_SIZE:
+        named = "RDP, as no tight PLD is known for cohorts of fixed size"
+    return (
+        f"noise_multiplier={z:g} follows from target_epsilon={private.target_epsilon:g} by {named}, over "
+        f"{settings.steps:,} rounds of {plan.cohort_size:,} of {plan.settings.population_size:,} clients"
+    )

@@ -1,4 +1,4 @@
-"""What a ledger says of the files of its folder, and whether they are those: without torch.
+"""Digests of a run's files in its ledger, and whether the files still match them; without torch.
 
     model/, checkpoints/*/    weights, description and tokens: digests in the commit of the model's step
     frozen.safetensors        what is not trained: a digest in every commit
@@ -6,8 +6,8 @@
     results.json and others   digests in the last record of a run that has ended
     checkpoints/*/state.json  names what lies beside it; the signature of a run that has ended has its digest
 
-Of ledgers without such digests (older ones, and those of `Simulation`) a model is held by its fingerprint, which tells
-accidents and not forgeries, and the rest not at all: that is said.
+In ledgers without such digests (older ones, and those of `Simulation`) a model has a fingerprint only, which shows
+accidents and not forgeries, and the rest nothing: the notes say so.
 """
 
 import hashlib
@@ -17,19 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sottovoce.digests import content_digest, file_digest, lines_digest, safetensors_digest
-from sottovoce.errors import InputError
-from sottovoce.files import read_json, unsealed
-from sottovoce.models.saved_files import CONFIG as MODEL_CONFIG
-from sottovoce.models.saved_files import (
+from sottovoce.base.digests import content_digest, file_digest, flat_fingerprint, lines_digest, safetensors_digest
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import check_digest, read_json
+from sottovoce.base.parsing import parse_json, parse_yaml
+from sottovoce.models.model_files import CONFIG as MODEL_CONFIG
+from sottovoce.models.model_files import (
     FROZEN,
+    PARAMETERS,
     TOKENS,
     description_digest,
-    read_config,
-    scores_in,
+    dev_scores,
+    read_model_config,
     weights_file,
 )
-from sottovoce.parsing import parse_json
 from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.training.run_folder import (
     CHECKPOINTS,
@@ -45,8 +46,8 @@ from sottovoce.training.run_folder import (
     STATE,
 )
 
-IN_LINES = (METRICS, DIAGNOSTICS)
-IN_JSON = (RESULTS, INPUTS, ENVIRONMENT, ENGINE, POPULATION)
+IN_LINES: tuple[str, ...] = (METRICS, DIAGNOSTICS)
+IN_JSON: tuple[str, ...] = (RESULTS, INPUTS, ENVIRONMENT, ENGINE, POPULATION)
 EXCERPT = "excerpt"  # in results.json: the digest of those that they were taken from
 
 ONLY_FINGERPRINT = "{}: this ledger has no SHA-256 of it, only a fingerprint that tells accidents, not forgeries"
@@ -54,15 +55,15 @@ NOT_HELD = "{}: nothing in this ledger tells whether it is the run's own"
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """The files of a folder that are what its ledger says, and notes on those of which it says less."""
+class RecordedFiles:
+    """The files of a folder that match their digests in its ledger, and notes on those without one."""
 
     held: tuple[str, ...]
     notes: tuple[str, ...]
 
 
-def digests_at_end(folder: Path, results: Mapping[str, Any]) -> dict[str, str]:
-    """What the ledger of a run in `folder` that ends with `results` says of its files."""
+def digest_final_files(folder: Path, results: Mapping[str, Any]) -> dict[str, str]:
+    """The digests that the ledger of a run that ends with `results` records of its files."""
     found = {RESULTS: content_digest(results)}
     for name in (*IN_LINES, *IN_JSON):
         if name != RESULTS and (folder / name).is_file():
@@ -70,17 +71,17 @@ def digests_at_end(folder: Path, results: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def signed_at_end(folder: Path) -> dict[str, str]:
+def digest_signed_files(folder: Path) -> dict[str, str]:
     """SHA-256 of the files in `folder` that the signature at a run's end covers besides its ledger, by name."""
     names = [CONFIG, *IN_LINES, *(name for name in IN_JSON if name != RESULTS)]
     paths = [folder / name for name in names] + sorted((folder / CHECKPOINTS).glob(f"step-*/{STATE}"))
     return {path.relative_to(folder).as_posix(): file_digest(path) for path in paths if path.is_file()}
 
 
-def check_recorded(folder: Path, report: LedgerReport, *, signed: Mapping[str, str]) -> Recorded:
-    """Hold the files of `folder` against its ledger, and against what is `signed` with that.
+def check_recorded_files(folder: Path, report: LedgerReport, *, signed: Mapping[str, str]) -> RecordedFiles:
+    """Compare the files of `folder` with its ledger, and with what is `signed` with that.
 
-    Raises InputError that begins with the name of the first file that is not what it was.
+    Raises InputError that begins with the name of the first file that has changed.
     """
     held: list[str] = []
     notes: list[str] = []
@@ -95,7 +96,7 @@ def check_recorded(folder: Path, report: LedgerReport, *, signed: Mapping[str, s
         path = _inside(folder, name)
         if name not in excerpts and path.exists() and _read(folder, name, file_digest) != digest:
             raise InputError(f"{name} is not what was signed: it was changed since")
-    return Recorded(tuple(dict.fromkeys(held)), tuple(notes))
+    return RecordedFiles(tuple(dict.fromkeys(held)), tuple(notes))
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -119,11 +120,8 @@ def _digest_of(path: Path) -> str:
     return lines_digest(path) if path.name in IN_LINES else content_digest(read_json(path))
 
 
-# Results.
-
-
 def _check_results(folder: Path, report: LedgerReport, held: list[str], notes: list[str]) -> frozenset[str]:
-    """Hold all that a finished run has written against its ledger's last record; the files that are excerpts."""
+    """Compare what a finished run has written with its ledger's last record; returns the files that are excerpts."""
     is_there, ended = (folder / RESULTS).exists(), report.results
     if ended is None:
         if is_there and _has_digests(report):
@@ -159,12 +157,7 @@ def _has_digests(report: LedgerReport) -> bool:
     return any("model" in commit for commit in report.commits.values())
 
 
-# Models.
-
-
 def _check_models(folder: Path, report: LedgerReport, held: list[str], notes: list[str]) -> None:
-    if (folder / MODEL_CONFIG).exists():  # it would be loaded in place of the run's
-        raise InputError(f"{MODEL_CONFIG} is none of a run's files: a model that is not the run's lies in its folder")
     if (folder / MODEL_CONFIG).exists():  # it would be loaded in place of the run's
         raise InputError(f"{MODEL_CONFIG} is none of a run's files: a model that is not the run's lies in its folder")
     places = sorted((folder / CHECKPOINTS).glob("step-*"), reverse=True)
@@ -186,7 +179,7 @@ def _check_models(folder: Path, report: LedgerReport, held: list[str], notes: li
 
 
 def _check_model(folder: Path, name: str, report: LedgerReport, held: list[str], notes: list[str]) -> Mapping[str, Any]:
-    """Hold one model against the commit of its step; returns its config."""
+    """Compare one model with the commit of its step; returns its config."""
     config = _config(folder, name)
     step = config["about"].get("step")
     if not isinstance(step, int):
@@ -196,13 +189,13 @@ def _check_model(folder: Path, name: str, report: LedgerReport, held: list[str],
     if known is None:
         _check_fingerprint(folder, f"{name}/{file}", report, step=step, held=held, notes=notes)
         return config
-    told = f"of step {step}, by the ledger"
+    which = f"of step {step}, by the ledger"
     if _read(folder, f"{name}/{file}", safetensors_digest) != known.get("weights"):
-        raise InputError(f"{name}/{file} does not hold the weights {told}: another model, or changed since")
+        raise InputError(f"{name}/{file} does not hold the weights {which}: another model, or changed since")
     if description_digest(config) != known.get("description"):
-        raise InputError(f"{name}/{MODEL_CONFIG} does not describe the model {told}: changed since")
+        raise InputError(f"{name}/{MODEL_CONFIG} does not describe the model {which}: changed since")
     if _read(folder, f"{name}/{TOKENS}", lambda path: content_digest(read_json(path))) != known.get("tokens"):
-        raise InputError(f"{name}/{TOKENS} does not hold the tokens {told}: changed since")
+        raise InputError(f"{name}/{TOKENS} does not hold the tokens {which}: changed since")
     if "frozen" in known and (folder / FROZEN).exists():
         if _read(folder, FROZEN, safetensors_digest) != known["frozen"]:
             raise InputError(f"{FROZEN} is not what the run has left as it was, by the ledger: changed since")
@@ -215,7 +208,7 @@ def _check_model(folder: Path, name: str, report: LedgerReport, held: list[str],
 def _config(folder: Path, name: str) -> dict[str, Any]:
     path = folder / name
     try:
-        return read_config(path)
+        return read_model_config(path)
     except InputError as error:
         raise InputError(str(error).replace(f"{folder}{os.sep}", "")) from None
 
@@ -224,13 +217,11 @@ def _check_fingerprint(
     folder: Path, file: str, report: LedgerReport, *, step: int, held: list[str], notes: list[str]
 ) -> None:
     """What can be said where a ledger has no SHA-256 of the model."""
-    from sottovoce.training.old_ledgers import fingerprint_of  # needs torch, to know a family's parameters
-
     commit = report.commits.get(step - 1)
     known = report.parameters.get(step) if commit is None else commit["result"]
     if known is None:
         raise InputError(f"{file} is said to be of step {step}, which the ledger has not committed")
-    found = fingerprint_of(folder, (folder / file).parent)
+    found = fingerprint_saved_model(folder, (folder / file).parent)
     if found is None:
         notes.append(NOT_HELD.format(file))
     elif found != known:
@@ -250,7 +241,7 @@ def _check_scores(folder: Path, name: str, config: Mapping[str, Any], step: int)
             is_it = record["step"] == step
         except (ValueError, KeyError, TypeError):
             return
-        for score, said in scores_in(config).items() if is_it else ():
+        for score, said in dev_scores(config).items() if is_it else ():
             if said is not None and score in record and record[score] != said:
                 raise InputError(f"{name}/{MODEL_CONFIG} says {score}={said}, {METRICS} {record[score]}")
 
@@ -268,7 +259,7 @@ def _check_best(folder: Path, name: str, config: Mapping[str, Any]) -> None:
 def _check_beside(folder: Path, name: str) -> None:
     """What a checkpoint keeps besides its model is what its own list says, and that list is whole."""
     try:
-        state = unsealed(read_json(folder / name / STATE), where=Path(name) / STATE)
+        state = check_digest(read_json(folder / name / STATE), where=Path(name) / STATE)
         written = dict(state["files"])
     except InputError as error:
         raise InputError(str(error).replace(f"{folder}{os.sep}", "")) from None
@@ -282,3 +273,34 @@ def _check_beside(folder: Path, name: str) -> None:
             found = hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
         if found != digest:
             raise InputError(f"{name}/{file} is not what was written: it was changed since")
+
+
+def fingerprint_saved_model(run: Path, folder: Path) -> str | None:
+    """The fingerprint of the model in `folder`, as the ledger of its `run` would have it.
+
+    None for a part of a model, for an average of models, and for plug-in families, which are not imported.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from sottovoce.flat.layout import ALIGNMENT  # torch, which knows the order of a family's parameters
+    from sottovoce.models.family import REGISTERED, find_family
+
+    config = read_model_config(folder)
+    if config.get("part") is not None or config.get("architecture") not in REGISTERED or _is_average(run):
+        return None
+    family = find_family(config["architecture"])
+    try:
+        settings = TypeAdapter(family.Settings).validate_python(config["settings"])
+        names = [*family.shapes(settings)]
+    except (ValidationError, KeyError, TypeError, ValueError):
+        raise InputError(f"{folder.name}/config.json does not describe a model of family={family.name}") from None
+    return flat_fingerprint(folder / PARAMETERS, names, alignment=ALIGNMENT)
+
+
+def _is_average(run: Path) -> bool:
+    """Whether a run's models are averages, which its ledger's fingerprints are not of; True where that is not known."""
+    try:
+        recipe = parse_yaml((run / CONFIG).read_text(encoding="utf-8"))
+        return recipe["federation"]["server"].get("ema") is not None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return True

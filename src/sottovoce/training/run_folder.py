@@ -1,10 +1,10 @@
-"""A run's folder: everything a run knows, and nothing elsewhere.
+"""A run's folder: all files that a run writes.
 
 runs/<name>/config.yaml  inputs.json  environment.json  metrics.jsonl  results.json
             ledger.jsonl  diagnostics.jsonl      (federated runs; the second in simulations only)
             tensorboard/ (not of a release)  checkpoints/  model -> best
             frozen.safetensors                   (what is not trained, where that is not all)
-            secrets/                             (what no one but its owner may see, and nobody publishes)
+            secrets/                             (never published; readable by the owner only)
 """
 
 import difflib
@@ -20,18 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce import __version__
-from sottovoce.errors import InputError
-from sottovoce.files import read_json, sweep, write_json, written_atomically
-from sottovoce.parsing import Unreadable, parse_json
+from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_json, remove_leftovers, write_atomically, write_json
+from sottovoce.base.parsing import ParseError, parse_json
 
 CONFIG, INPUTS, ENVIRONMENT = "config.yaml", "inputs.json", "environment.json"
-METRICS, DIAGNOSTICS, LEDGER, RESULTS, LOCK = (
-    "metrics.jsonl",
-    "diagnostics.jsonl",
-    "ledger.jsonl",
-    "results.json",
-    ".lock",
-)
+METRICS, DIAGNOSTICS, LEDGER = "metrics.jsonl", "diagnostics.jsonl", "ledger.jsonl"
+RESULTS, LOCK = "results.json", ".lock"
 ENGINE, POPULATION = "engine.json", "population.json"
 CHECKPOINTS, MODEL, STATE = "checkpoints", "model", "state.json"  # the last of every checkpoint
 FILES = (CONFIG, INPUTS, ENVIRONMENT, METRICS, DIAGNOSTICS, LEDGER, RESULTS, ENGINE, POPULATION)
@@ -54,17 +49,17 @@ class RunFolder:
         self.best = path / MODEL
 
     @property
-    def metrics(self) -> "Lines":
+    def metrics(self) -> "JsonLines":
         """What is public about every step."""
-        return Lines(self.path / METRICS)
+        return JsonLines(self.path / METRICS)
 
     @property
-    def diagnostics(self) -> "Lines":
-        """By-products of private data, which nobody has accounted for; a simulation's only."""
-        return Lines(self.path / DIAGNOSTICS)
+    def diagnostics(self) -> "JsonLines":
+        """By-products of private data, which no ε covers; of simulations only."""
+        return JsonLines(self.path / DIAGNOSTICS)
 
 
-class Lines:
+class JsonLines:
     """Records with a `step` each, one line of JSON per record."""
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +86,7 @@ class Lines:
             if step is None or step > after_step:  # the last line may be torn by a crash
                 break
             kept.append(line + "\n")
-        with written_atomically(self._path) as rewritten:
+        with write_atomically(self._path) as rewritten:
             rewritten.write("".join(kept).encode())
 
     def read(self) -> list[dict[str, Any]]:
@@ -103,7 +98,7 @@ def _step_of(line: str) -> int | None:
     """The step of a record; None where the line is none."""
     try:
         step = parse_json(line)["step"]
-    except (Unreadable, LookupError, TypeError):
+    except (ParseError, LookupError, TypeError):
         return None
     return step if isinstance(step, int) else None
 
@@ -122,7 +117,7 @@ def open_run(
 
     `inputs` is what the run depends on besides: a store may have been made anew since. A folder that holds another
     run, or is in use, is refused. One whose run has failed before it began is taken as new. Unless it `keeps_times`,
-    all files have one when it is closed (`hide_times`).
+    all files have one when it is closed (`reset_file_times`).
     A `stand_in` says so in its environment: people and noise are not the recipe's.
     """
     known = path / CONFIG
@@ -141,11 +136,11 @@ def open_run(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"run folder {path} is in use by another process") from None
-        sweep(path, *FILES)
+        remove_leftovers(path, *FILES)
         if not resume:
             _forget_beginning(path)
         if not known.exists():
-            with written_atomically(known) as file:
+            with write_atomically(known) as file:
                 file.write(config.encode())
         if (path / INPUTS).exists():
             _check_inputs(path / INPUTS, inputs)
@@ -153,15 +148,15 @@ def open_run(
             write_json(path / INPUTS, inputs)
         try:
             if not ((path / LEDGER).exists() and (path / RESULTS).exists()):  # or else the ledger knows its digest
-                write_json(path / ENVIRONMENT, environment() | ({STAND_IN: True} if stand_in else {}))
+                write_json(path / ENVIRONMENT, describe_environment() | ({STAND_IN: True} if stand_in else {}))
             yield RunFolder(path)
         finally:
             if not keeps_times:
-                hide_times(path)
+                reset_file_times(path)
 
 
 def _has_begun(path: Path) -> bool:
-    """Whether there is anything in `path` besides what a run is to be; a lock and a torn config are nothing."""
+    """Whether `path` holds more than what is written before a run begins; a lock and a torn config do not count."""
     return any(inside.name not in BEFORE_IT_BEGINS and not inside.name.startswith(".") for inside in path.iterdir())
 
 
@@ -173,11 +168,11 @@ def _forget_beginning(path: Path) -> None:
         (path / name).unlink(missing_ok=True)
 
 
-def hide_times(path: Path) -> None:
-    """Give a file, or a folder with all that is in it, one modification time: theirs tell how long rounds took."""
+def reset_file_times(path: Path) -> None:
+    """Give a file, or all files of a folder, one modification time: theirs would show how long rounds took."""
     if path.is_dir() and not path.is_symlink():
         for inside in path.iterdir():
-            hide_times(inside)
+            reset_file_times(inside)
     os.utime(path, (ONE_TIME, ONE_TIME), follow_symlinks=False)
 
 
@@ -204,9 +199,9 @@ def _check_inputs(known: Path, inputs: Mapping[str, Any]) -> None:
             )
 
 
-def environment() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
     """Where and with what a run was made."""
-    import torch  # here alone: whoever reads run folders needs none
+    import torch  # here: reading run folders needs none
 
     return {
         "sottovoce": __version__,

@@ -13,40 +13,38 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sottovoce.audio.batches import Piece
-from sottovoce.config import PassSettings, Recipe
-from sottovoce.errors import InputError
-from sottovoce.evaluation.prefetch import ahead
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import derive, torch_stream
+from sottovoce.config import Recipe, ServerPassSettings
+from sottovoce.data.audio.batches import BatchPiece
+from sottovoce.data.loading import DataPosition, Speech, StepData, iterate_steps, load_speech, prefetch
+from sottovoce.data.population import Population
 from sottovoce.federated.round import AfterStep
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import sped_up
-from sottovoce.models.saved import Recogniser
-from sottovoce.models.speech import Loaded, Place, Speech, endless_steps, load_speech
+from sottovoce.models.family import accelerate_family
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.optimisers.weights import Weights
-from sottovoce.seeds import derive, torch_stream
-from sottovoce.store import Store
-from sottovoce.training.central import train_step
-from sottovoce.training.precision import precision
-from sottovoce.training.seeding import split_keys
-from sottovoce.training.strangers import check_public, split_rows
-from sottovoce.training.trained_part import trained_part
-from sottovoce.users.population import Population
+from sottovoce.training.central import StepSettings, train_step
+from sottovoce.training.disjointness import check_disjoint_recordings, check_disjoint_speakers, read_split_keys
+from sottovoce.training.run_context import choose_dtype
+from sottovoce.training.run_data import SERVER_PASS, Split, list_split_rows
+from sottovoce.training.start_model import split_trained_part
 
 
 def build_server_pass(recipe: Recipe, start: Recogniser, speech: Speech, *, device: torch.device) -> AfterStep:
-    """What the recipe's `server_pass` asks for, on `public_speech`."""
+    """What the recipe's `server_pass` asks for, on public speech."""
     settings = recipe.federated.server_pass
     assert settings is not None
-    part, dtype = trained_part(recipe, start), precision(recipe.federated.precision, device)
+    part, dtype = split_trained_part(recipe, start), choose_dtype(recipe.federated.precision, device)
     frozen = part.frozen.to(device, dtype)
     weights = Weights(
         Layout.of(part.initial),
         settings.built_optimiser(),
         device=device,
         dtype=dtype,
-        statistics=start.family.statistics(start.settings),
+        statistics=start.family.training.statistics(start.settings),
     )
-    family = sped_up(
+    family = accelerate_family(
         start.family,
         weights.working if recipe.federated.trainable is None else None,
         settings=start.settings,
@@ -55,22 +53,21 @@ def build_server_pass(recipe: Recipe, start: Recogniser, speech: Speech, *, devi
         device=device,
     )
 
+    common = StepSettings(
+        augment=settings.augment,
+        max_norm=settings.clip_gradients,
+        family=family,
+        settings=start.settings,
+        frozen=frozen,
+    )
+
     def train(server_P: Tensor, step: int) -> dict[str, float]:
         weights.reset(server_P)
         figures = []
-        with closing(ahead(_batches(speech, settings, seed=recipe.seed, step=step, device=device))) as batches:
+        with closing(prefetch(_batches(speech, settings, seed=recipe.seed, step=step, device=device))) as batches:
             for number, loaded in enumerate(batches):
-                loss, norm, _ = train_step(
-                    weights,
-                    loaded.pieces,
-                    augment=settings.augment,
-                    lr=settings.lr,
-                    max_norm=settings.clip_gradients,
-                    family=family,
-                    settings=start.settings,
-                    frozen=frozen,
-                    chance=partial(_chance, recipe.seed, step, number),
-                )
+                chance = partial(_chance, recipe.seed, step, number)
+                loss, norm, _ = train_step(weights, loaded.pieces, common, lr=settings.lr, chance=chance)
                 figures.append(torch.stack([loss.detach(), norm]))
         found = torch.stack(figures)
         if not bool(found.isfinite().all()):
@@ -82,16 +79,18 @@ def build_server_pass(recipe: Recipe, start: Recogniser, speech: Speech, *, devi
     return train
 
 
-def _chance(seed: int, step: int, number: int, _: Piece) -> torch.Generator:
+def _chance(seed: int, step: int, number: int, _: BatchPiece) -> torch.Generator:
     return torch_stream(seed, "server pass", step, number)
 
 
-def _batches(speech: Speech, settings: PassSettings, *, seed: int, step: int, device: torch.device) -> Iterator[Loaded]:
+def _batches(
+    speech: Speech, settings: ServerPassSettings, *, seed: int, step: int, device: torch.device
+) -> Iterator[StepData]:
     """So many steps, or epochs, of a shuffle that belongs to round `step`."""
     own = derive(seed, "server pass batches", step)
-    endless = endless_steps(
+    endless = iterate_steps(
         speech,
-        start=Place(),
+        start=DataPosition(),
         max_seconds=settings.batch_seconds,
         max_utterances=settings.batch_utterances,
         seed=own,
@@ -103,13 +102,15 @@ def _batches(speech: Speech, settings: PassSettings, *, seed: int, step: int, de
             return
 
 
-def public_speech(
-    recipe: Recipe, settings: PassSettings, start: Recogniser, population: Population, place: tuple[Store, str]
-) -> Speech:
-    """What the pass trains on; InputError where any of the `population` is in it, or there is nothing."""
-    where, (store, split) = f"federation.server_pass.data={settings.data}", place
-    keys, rows = split_keys(store, split), split_rows(store, split)
-    instead = "the server trains on people who are not"
-    check_public(where, store, keys=keys, rows=rows, clients=population, instead=instead)
+def load_public_speech(recipe: Recipe, start: Recogniser, population: Population, split: Split) -> Speech:
+    """What the pass trains on; InputError where any of the `population` is in it, or it is empty."""
+    settings = recipe.federated.server_pass
+    assert settings is not None
+    where, rows = f"{SERVER_PASS}={settings.data}", list_split_rows(*split)
+    keys = read_split_keys(*split)
+    check_disjoint_speakers(where, keys, population, instead="the server trains on people who are not")
+    check_disjoint_recordings(where, split[0], rows, clients=population)
     longest = min(recipe.data.longest_seconds, settings.batch_seconds)
-    return load_speech(store, rows, start.tokens, family=start.family, settings=start.settings, longest_seconds=longest)
+    return load_speech(
+        split[0], rows, start.tokens, family=start.family, settings=start.settings, longest_seconds=longest
+    )

@@ -1,7 +1,7 @@
-"""A federation in the hand, for notebooks: a recipe's people, model and plan, and its rounds one at a time.
+"""A simulated federation for notebooks: a recipe's people, model and plan, and its rounds one at a time.
 
 The rounds are those of `sottovoce run` with the same recipe, to the bit. What a run does besides (a folder that can be
-resumed, dev scores, the best checkpoint, tests) is not done here, and a release is none of its business.
+resumed, dev scores, the best checkpoint, tests) is not done here, and releases are refused.
 """
 
 import shutil
@@ -16,37 +16,36 @@ from typing import final
 import numpy as np
 from torch import Tensor
 
-from sottovoce.config import Federation as FederationSettings
-from sottovoce.config import Recipe
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.config import FederationSettings, Recipe
+from sottovoce.data.store import Store
 from sottovoce.evaluation.recognise import choose_device
-from sottovoce.federated.cohort import ClientsHere, as_sent
+from sottovoce.federated.cohort import LocalClients, quantise_model
 from sottovoce.federated.engines import Dropped, Trained
 from sottovoce.federated.round import RoundState, run_round
-from sottovoce.models.saved import Recogniser
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.settings import Mode
-from sottovoce.store import Store
 from sottovoce.training.assemble import Federation, assemble
-from sottovoce.training.context import Surroundings
-from sottovoce.training.engines import clients_turns, engine_of
+from sottovoce.training.engines import build_federation_engine, build_turns
+from sottovoce.training.parent_model import find_parent_model
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import RunContext
+from sottovoce.training.run_data import ensure_store
 from sottovoce.training.run_folder import LEDGER
-from sottovoce.training.seeding import seed_of
-from sottovoce.training.stages import run_recipe
-from sottovoce.training.stores import ensure_store
 
 
-def gather(recipe: Recipe, *, around: Surroundings) -> Federation:
+def assemble_with_parent(recipe: Recipe, *, context: RunContext) -> Federation:
     """The federation of `recipe`. Its store and its seed model are made first where they are missing."""
-    ensure_store(recipe, around.stores, around.on_prepare)
-    parent = seed_of(recipe, runs=around.runs)
-    if parent is not None and not parent.is_there:
+    ensure_store(recipe, context.stores, context.on_prepare)
+    parent = find_parent_model(recipe, runs=context.runs)
+    if parent is not None and not parent.is_trained:
         assert parent.recipe is not None
-        outcome = run_recipe(parent.recipe, out=parent.folder, resume=True, around=around)
+        outcome = run_recipe(parent.recipe, out=parent.folder, resume=True, context=context)
         if outcome.stopped_at is not None:
             raise KeyboardInterrupt(f"the seed model was stopped after step {outcome.stopped_at:,}, and is kept so far")
-    return assemble(recipe, context=around)
+    return assemble(recipe, context=context)
 
 
 @dataclass(frozen=True)
@@ -86,17 +85,17 @@ class Simulation:
         self, recipe: Recipe, *, stores: Path | str = "stores", runs: Path | str = "runs", device: str | None = None
     ) -> None:
         settings = _simulated(recipe)
-        around = Surroundings(Path(runs), Path(stores), choose_device(device))
-        federation = gather(recipe, around=around)
+        context = RunContext(Path(runs), Path(stores), choose_device(device))
+        federation = assemble_with_parent(recipe, context=context)
         self.recipe, self.step = recipe, 0
         self.store: Store = federation.data.store
         self.population, self.start, self.plan = federation.population, federation.start, federation.plan
-        self._engine = engine_of(federation, "sequential")  # others have no single update to show
+        self._engine = build_federation_engine(federation, "sequential")  # others have no single update to show
         self._part, self._server, self._after_step = federation.part, federation.server(), federation.after_step()
-        self._turns = clients_turns(federation)
-        self._correlated = self.plan.correlated_noise(device=around.device)
+        self._turns = build_turns(federation)
+        self._correlated = self.plan.correlated_noise(device=context.device)
         self._header = self.plan.ledger_header(
-            run=recipe.about, repeatable=around.device.type == "cpu", central_steps=settings.steps
+            run=recipe.about, repeatable=context.device.type == "cpu", central_steps=settings.steps
         )
         self._folder = Path(tempfile.mkdtemp(prefix="sottovoce-simulation-"))  # for the ledger
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -116,7 +115,7 @@ class Simulation:
         """
         left = self.recipe.federated.steps - self.step
         for _ in range(left if count is None else min(count, left)):
-            if self._turns is not None and self._turns.all_dry:
+            if self._turns is not None and self._turns.all_exhausted:
                 return
             yield self._round()
 
@@ -127,9 +126,9 @@ class Simulation:
         """
         if not 0 <= client < len(self.population):
             raise InputError(f"client={client}: expected 0 to {len(self.population) - 1}")
-        sent_P = as_sent(self._server.parameters_P, self.recipe.federated.model_bits)
+        sent_P = quantise_model(self._server.parameters_P, self.recipe.federated.model_bits)
         turns = None if self._turns is None else self._turns.of(np.array([client])).tolist()
-        (trained,) = self._engine.train(sent_P, [client], step=self.step, turns=turns)
+        (trained,) = self._engine.train(sent_P, [client], step=self.step, positions=turns)
         if isinstance(trained, Dropped):
             raise InputError(f"client={client} could not be trained: {trained.reason}")
         assert isinstance(trained, Trained)
@@ -142,7 +141,7 @@ class Simulation:
             state = RoundState(self._server, plan, ledger, self._turns, self._correlated)
             done = run_round(
                 state,
-                ClientsHere(self._engine),
+                LocalClients(self._engine),
                 step=self.step,
                 after_step=self._after_step,
                 model_bits=self.recipe.federated.model_bits,

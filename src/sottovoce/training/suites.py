@@ -12,17 +12,16 @@ from pathlib import Path
 
 import torch
 
-from sottovoce.children import ChildKilled, Children, children
+from sottovoce.base.children import ChildKilled, ChildPool, child_pool
+from sottovoce.base.errors import InputError
+from sottovoce.base.importing import import_named, named_imports
+from sottovoce.base.interrupts import interruptible
+from sottovoce.base.processes import local_device, process_group
 from sottovoce.config import Recipe, Suite, load_recipe
-from sottovoce.errors import InputError
-from sottovoce.interrupts import interruptible
-from sottovoce.naming import imported, named
-from sottovoce.processes import own_device, process_group
-from sottovoce.training.context import Surroundings
-from sottovoce.training.outcome import Outcome
-from sottovoce.training.seeding import Seed, ancestors, seed_of
-from sottovoce.training.stages import run_recipe
-from sottovoce.training.stores import ensure_store
+from sottovoce.training.parent_model import list_untrained_ancestors
+from sottovoce.training.run import run_recipe
+from sottovoce.training.run_context import Outcome, RunContext
+from sottovoce.training.run_data import ensure_store
 
 
 def select_runs(suite: Suite, patterns: str | None) -> Suite:
@@ -37,27 +36,27 @@ def select_runs(suite: Suite, patterns: str | None) -> Suite:
     return suite.model_copy(update={"runs": found})
 
 
-def recipes_of(suite: Suite) -> dict[str, Recipe]:
+def load_suite_recipes(suite: Suite) -> dict[str, Recipe]:
     """Its recipes by label, each with what is different in it."""
     return {label: load_recipe(run.recipe, run.overrides) for label, run in suite.runs.items()}
 
 
-def run_suite(suite: Suite, *, out: Path, around: Surroundings, at_once: int = 1) -> dict[str, Outcome]:
+def run_suite(suite: Suite, *, out: Path, context: RunContext, at_once: int = 1) -> dict[str, Outcome]:
     """Run every recipe of `suite`, each in a folder of its own under `out`; what is finished is not run again.
 
     `at_once` of them share the device, each in its own process, with its share of the cores. Returns how they ended, by
     label; when interrupted, a run that was stopped is among them, or those that were not begun are missing.
     """
-    recipes = recipes_of(suite)
+    recipes = load_suite_recipes(suite)
     if at_once < 1:
         raise InputError(f"at_once={at_once}: expected at least 1")
     if at_once > 1:
-        return _side_by_side(recipes, out=out, around=around, at_once=at_once)
+        return _side_by_side(recipes, out=out, context=context, at_once=at_once)
     outcomes: dict[str, Outcome] = {}
-    with process_group(own_device(around.device)) as processes:
+    with process_group(local_device(context.device)) as processes:
         for label, recipe in recipes.items():
-            around.on_stage(label)
-            outcomes[label] = run_recipe(recipe, out=out / label, resume=True, around=around)
+            context.on_stage(label)
+            outcomes[label] = run_recipe(recipe, out=out / label, resume=True, context=context)
             if processes.any(outcomes[label].stopped_at is not None):
                 break
     return outcomes
@@ -68,70 +67,69 @@ def run_suite(suite: Suite, *, out: Path, around: Surroundings, at_once: int = 1
 _Job = tuple[Recipe, Path]
 
 
-def _side_by_side(
-    recipes: Mapping[str, Recipe], *, out: Path, around: Surroundings, at_once: int
-) -> dict[str, Outcome]:
+def _side_by_side(recipes: Mapping[str, Recipe], *, out: Path, context: RunContext, at_once: int) -> dict[str, Outcome]:
     if "RANK" in os.environ:
         raise InputError(f"at_once={at_once}: under torchrun one run is spread over the processes; expected 1")
-    waves = _seed_waves(recipes, around.runs)
+    waves = _parent_waves(recipes, context.runs)
     for recipe in (*(recipe for wave in waves for recipe, _ in wave.values()), *recipes.values()):
-        ensure_store(recipe, around.stores, around.on_prepare)
+        ensure_store(recipe, context.stores, context.on_prepare)
     at_once = min(at_once, len(recipes))  # more processes than runs would only wait
     threads = max(1, (os.cpu_count() or 1) // at_once)
-    context = multiprocessing.get_context("spawn")
+    spawning = multiprocessing.get_context("spawn")
     try:
-        with interruptible() as asked, children(at_once, context, begin=_begin, given=[threads, named()]) as crew:
+        with (
+            interruptible() as asked,
+            child_pool(at_once, spawning, begin=_begin, given=[threads, named_imports()]) as workers,
+        ):
             for wave in waves:
-                _handed_out(wave, crew, around, asked)
+                _run_jobs(wave, workers, context, asked)
             runs = {label: (recipe, out / label) for label, recipe in recipes.items()}
-            return _handed_out(runs, crew, around, asked)
+            return _run_jobs(runs, workers, context, asked)
     except ChildKilled:
         raise InputError(
             f"a run's process was killed (out of memory?): the same command goes on; at_once={at_once} may be too many"
         ) from None
 
 
-def _begin(threads: int, outside: Collection[str]) -> None:
-    """In a child: what the user has named in its parent is named here."""
+def _begin(threads: int, plugins: Collection[str]) -> None:
+    """In a child process: import what the user has named in the parent."""
     torch.set_num_threads(threads)
-    for name in outside:
-        with suppress(InputError):  # whoever needs it says so
-            imported(name)
+    for name in plugins:
+        with suppress(InputError):  # raised again where it is needed
+            import_named(name)
 
 
-def _seed_waves(recipes: Mapping[str, Recipe], runs: Path) -> list[dict[str, _Job]]:
-    """The seeds that are not there yet, each once, in the order in which they start from one another."""
+def _parent_waves(recipes: Mapping[str, Recipe], runs: Path) -> list[dict[str, _Job]]:
+    """The seed models that are not trained yet, each once, in the order in which they start from one another."""
     waves: dict[int, dict[str, _Job]] = {}
     for recipe in recipes.values():
-        chain = [(folder, known) for folder, known in ancestors(seed_of(recipe, runs=runs), runs=runs) if known]
-        for depth, (folder, known) in enumerate(reversed(chain)):
-            if not Seed(folder, known).is_there:
-                waves.setdefault(depth, {})[f"seed model {folder.name}"] = (known, folder)
+        for depth, (folder, known) in enumerate(list_untrained_ancestors(recipe, runs=runs)):
+            waves.setdefault(depth, {})[f"seed model {folder.name}"] = (known, folder)
     return [waves[depth] for depth in sorted(waves)]
 
 
-def _handed_out(
-    jobs: Mapping[str, _Job], crew: Children, around: Surroundings, asked: Callable[[], bool]
+def _run_jobs(
+    jobs: Mapping[str, _Job], workers: ChildPool, context: RunContext, asked: Callable[[], bool]
 ) -> dict[str, Outcome]:
     """Run all `jobs`; what fails is said at once and raised at the end. When `asked` to stop, no more begin."""
     if asked():
         return {}
-    around.on_stage(f"{len(jobs):,} runs side by side" if len(jobs) > 1 else next(iter(jobs)))
+    context.on_stage(f"{len(jobs):,} runs side by side" if len(jobs) > 1 else next(iter(jobs)))
     for label, (recipe, folder) in jobs.items():
-        crew.hand(label, _run, recipe, folder, around.runs, around.stores, around.device, around.sign)
+        workers.submit(label, _run, recipe, folder, context.runs, context.stores, context.device, context.sign)
     failures, outcomes = dict[str, Exception](), dict[str, Outcome]()
-    while crew.busy:
-        for answer in crew.answers(timeout=0.2):
+    while workers.busy:
+        for answer in workers.answers(timeout=0.2):
             label = answer.name
             if answer.error is not None:
                 failures[label] = answer.error
-                around.say(f"{label}: failed: {answer.error}")
+                context.say(f"{label}: failed: {answer.error}")
                 continue
             outcomes[label], said = answer.value
             for line in (*said, f"{len(outcomes):,} of {len(jobs):,}"):
-                around.say(f"{label}: {line}")
+                context.say(f"{label}: {line}")
         if asked():  # the signal may have been sent to this process alone
-            crew.ask_to_stop()
+            workers.ask_to_stop()
     for label, error in failures.items():
         raise InputError(f"{label}: {error}") if isinstance(error, InputError) else error
     return {label: outcomes[label] for label in jobs if label in outcomes}
@@ -140,7 +138,7 @@ def _handed_out(
 def _run(
     recipe: Recipe, out: Path, runs: Path, stores: Path, device: torch.device, sign: Path | None
 ) -> tuple[Outcome, list[str]]:
-    """How it ended, and what it said: its guarantee and warnings must reach whoever started it."""
+    """How it ended, and its messages: its guarantee and warnings must reach the user."""
     said: list[str] = []
-    around = Surroundings(runs, stores, device, say=said.append, sign=sign)
-    return run_recipe(recipe, out=out, resume=True, around=around), said
+    context = RunContext(runs, stores, device, say=said.append, sign=sign)
+    return run_recipe(recipe, out=out, resume=True, context=context), said

@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream, torch_stream
+from sottovoce.data.audio.waveforms import pad_waveforms
+from sottovoce.data.text.tokens import NO_TOKENS, CharacterTokens
 from sottovoce.models import speech_lstm
-from sottovoce.models.cpc.family import FAMILY, Options, contrasted, draw, encode, figures, hear, loss, unusable
-from sottovoce.models.cpc.loss import accuracies
+from sottovoce.models.cpc.family import FAMILY, Options, draw, loss, measure, unusable
+from sottovoce.models.cpc.loss import accuracies, contrast
 from sottovoce.models.cpc.settings import Settings, init, parameter_shapes
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import Recogniser, adapt
-from sottovoce.models.speech_lstm.settings import Encoder, encoder_shapes
-from sottovoce.models.utterances import record_lines
-from sottovoce.seeds import stream, torch_stream
-from sottovoce.text.tokens import NO_TOKENS, CharacterTokens
+from sottovoce.models.recogniser import Recogniser, adapt_parameters
+from sottovoce.models.speech_lstm import EncoderSettings, encode_features, encoder_shapes, extract_features
 
-ENCODER = Encoder(dense_layers=2, dense_width=12, lstm_layers=2, lstm_width=10)
+ENCODER = EncoderSettings(dense_layers=2, dense_width=12, lstm_layers=2, lstm_width=10)
 SETTINGS = Settings(encoder=ENCODER, ahead=4, candidates=8)
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64, and no sum of more than a few hundred products
 
@@ -35,8 +35,8 @@ def weights() -> dict[str, Tensor]:
     return {name: p.double().requires_grad_() for name, p in init(SETTINGS, generator=torch_stream(5, "init")).items()}
 
 
-def heard(*utterances: Any) -> Any:
-    return hear(record_lines(list(utterances)), settings=SETTINGS, dtype=torch.float64)
+def features_of(*utterances: Any) -> Any:
+    return extract_features(pad_waveforms(list(utterances)), settings=SETTINGS, dtype=torch.float64)
 
 
 def test_the_papers_size_has_the_papers_parameters() -> None:
@@ -50,7 +50,7 @@ def test_the_papers_size_has_the_papers_parameters() -> None:
 @pytest.mark.parametrize("size", ["tiny", "small", "ramesh"])
 def test_its_encoder_is_the_transducers_tensor_by_tensor(size: str) -> None:
     ours, theirs = (find_family(name).Options(size=size).settings(tokens=30) for name in ("cpc", "transducer"))
-    names = find_family("transducer").inherited(ours, theirs)
+    names = find_family("transducer").transfer.inherited(ours, theirs)
     shapes = find_family("transducer").shapes(theirs)
     assert names == frozenset(encoder_shapes(ours.encoder))
     assert {name: parameter_shapes(ours)[name] for name in names} == {name: shapes[name] for name in names}
@@ -62,7 +62,7 @@ def test_a_transducer_starts_from_it() -> None:
     ours, theirs = Options(**options).settings(), transducer.Options(**options).settings(tokens=6)
     seed = Recogniser(FAMILY, ours, NO_TOKENS, init(ours, generator=torch_stream(1, "init")), "en")
     tokens = CharacterTokens("abcde")
-    found = adapt(seed, theirs, tokens, family=transducer, generator=torch_stream(2, "init"))
+    found = adapt_parameters(seed, theirs, tokens, family=transducer, generator=torch_stream(2, "init"))
     for name in encoder_shapes(ours.encoder):
         assert torch.equal(found[name], seed.parameters[name])
     assert found.keys() == transducer.shapes(theirs).keys()
@@ -71,12 +71,12 @@ def test_a_transducer_starts_from_it() -> None:
 def test_no_context_looks_ahead() -> None:
     """Whatever is said after a step's last window changes nothing, and what is said in it does."""
     before, parameters = noise(16_000), weights()
-    expected, lengths = encode(parameters, heard(before), settings=SETTINGS)
+    expected, lengths = encode_features(parameters, features_of(before), settings=SETTINGS)
     step = 12
     end = (step + 1) * 480 + 240  # a step of 30 ms, and 15 ms of its last frame's window
     after = before.copy()
     after[end:] = noise(16_000, seed=3)[end:]
-    found, _ = encode(parameters, heard(after), settings=SETTINGS)
+    found, _ = encode_features(parameters, features_of(after), settings=SETTINGS)
     assert lengths.tolist() == [32]
     torch.testing.assert_close(found[:, : step + 1], expected[:, : step + 1], **CLOSE)
     assert not torch.allclose(found[:, step + 1], expected[:, step + 1])
@@ -89,7 +89,7 @@ def test_padding_changes_no_loss_and_no_gradient() -> None:
     found = []
     for utterances, own in (([short], draws[:1]), ([long], draws[1:]), ([short, long], draws)):
         parameters = weights()
-        value = loss(parameters, heard(*utterances), settings=SETTINGS, draws=own)
+        value = loss(parameters, features_of(*utterances), settings=SETTINGS, draws=own)
         found.append([value, *torch.autograd.grad(value, list(parameters.values()))])
     for one, other, both in zip(*found, strict=True):
         torch.testing.assert_close(both, (one + other) / 2, **CLOSE)
@@ -101,7 +101,7 @@ def test_what_chance_decides_is_drawn_before() -> None:
     first, again = (draw(**options, generator=torch_stream(1, "draws")) for _ in range(2))
     assert [tuple(own.shape) for own in first] == [(2, 18, 7), (3, 9, 7)]
     assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
-    parameters, features = weights(), heard(noise(9_000), noise(8_000, seed=2))
+    parameters, features = weights(), features_of(noise(9_000), noise(8_000, seed=2))
     values = [
         loss(parameters, features, settings=SETTINGS, draws=own)
         for own in (first[0], again[0], draw(**options, generator=torch_stream(2, "draws"))[0])
@@ -115,13 +115,13 @@ def test_all_predictions_need_a_step() -> None:
     samples = 400 + 14 * 160
     assert unusable(SETTINGS, samples, []) is None
     assert unusable(SETTINGS, samples - 1, []) == "too short for all predictions"
-    assert loss(weights(), heard(noise(samples)), settings=SETTINGS, draws=None).item() > 0
+    assert loss(weights(), features_of(noise(samples)), settings=SETTINGS, draws=None).item() > 0
 
 
 def test_it_learns_to_tell_what_comes_next() -> None:
     """From chance, of which it knows."""
-    features, parameters = heard(noise(12_000), noise(10_000, seed=2)), weights()
-    before = {name: value.item() for name, value in figures(parameters, features, settings=SETTINGS).items()}
+    features, parameters = features_of(noise(12_000), noise(10_000, seed=2)), weights()
+    before = {name: value.item() for name, value in measure(parameters, features, settings=SETTINGS).items()}
     optimiser = torch.optim.Adam(parameters.values(), lr=0.01)
     generator = torch_stream(3, "draws")
     for _ in range(60):
@@ -129,7 +129,7 @@ def test_it_learns_to_tell_what_comes_next() -> None:
         optimiser.zero_grad()
         loss(parameters, features, settings=SETTINGS, draws=draws).backward()  # type: ignore[no-untyped-call]
         optimiser.step()
-    after = {name: value.item() for name, value in figures(parameters, features, settings=SETTINGS).items()}
+    after = {name: value.item() for name, value in measure(parameters, features, settings=SETTINGS).items()}
     assert before["chance"] == 1 / 8
     assert before["loss"] == pytest.approx(4 * log(8), rel=0.1)
     assert before["accuracy"] < 0.4
@@ -138,16 +138,16 @@ def test_it_learns_to_tell_what_comes_next() -> None:
 
 
 def test_the_loss_among_its_figures_is_that_of_evaluation() -> None:
-    parameters, features = weights(), heard(noise(12_000), noise(10_000, seed=2))
-    found = figures(parameters, features, settings=SETTINGS)
+    parameters, features = weights(), features_of(noise(12_000), noise(10_000, seed=2))
+    found = measure(parameters, features, settings=SETTINGS)
     assert torch.equal(found["loss"], loss(parameters, features, settings=SETTINGS, draws=None))
-    accuracy_U = accuracies(*contrasted(parameters, features, settings=SETTINGS, draws=None))
+    accuracy_U = accuracies(*contrast(parameters, features, settings=SETTINGS, draws=None))
     assert torch.equal(found["accuracy"], accuracy_U.mean())
 
 
 def test_half_precision_is_near() -> None:
     """bfloat16 as on a GPU: its rounding of 2⁻⁸, through two dense layers, two LSTMs and a product, on 4 log 8."""
-    features, parameters = heard(noise(12_000)), {name: p.detach() for name, p in weights().items()}
+    features, parameters = features_of(noise(12_000)), {name: p.detach() for name, p in weights().items()}
     rough = {name: p.bfloat16() for name, p in parameters.items()}
     found = loss(rough, features, settings=SETTINGS, draws=None)
     assert found.dtype == torch.float32
@@ -160,7 +160,6 @@ def test_half_precision_is_near() -> None:
         ({"size": "huge"}, "size='huge', expected one of tiny, small, ramesh"),
         ({"ahead": 0}, "ahead=0, expected at least 1"),
         ({"candidates": 1}, "candidates=1, expected at least 2"),
-        ({"temperature": 0.0}, "temperature=0.0, expected a positive number"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: str) -> None:
@@ -168,7 +167,6 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: s
         Options(**options)
 
 
-def test_the_temperature_is_the_root_of_the_width_unless_it_is_given() -> None:
+def test_scores_are_divided_by_the_root_of_the_width() -> None:
     assert Options().settings().scale == pytest.approx(512**-0.5)
-    assert Options(temperature=512.0).settings().scale == 1 / 512
-    assert speech_lstm.settings.SIZES["ramesh"] == Options().settings().encoder
+    assert speech_lstm.SIZES["ramesh"] == Options().settings().encoder

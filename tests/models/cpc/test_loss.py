@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.models.cpc.loss import (
     PLACE_BITS,
     accuracies,
+    contrastive_losses,
     draw_places,
     even_places,
-    losses,
     rival_steps,
-    scores_of,
+    score_steps,
 )
-from sottovoce.seeds import torch_stream
 
 DISTANCES, RIVALS, D, C, SCALE = 3, 5, 4, 6, 0.7
 LENGTHS = [9, 4, 13]
@@ -51,7 +51,7 @@ def test_it_is_the_formula_written_out() -> None:
     leaves = [z, c, *(tensor for pair in predictors for tensor in pair)]
     for leaf in leaves:
         leaf.requires_grad_()
-    found = losses(scores_of(z, c, predictors), rivals, torch.tensor(LENGTHS), scale=SCALE)
+    found = contrastive_losses(score_steps(z, c, predictors), rivals, torch.tensor(LENGTHS), scale=SCALE)
     expected = torch.stack([written_out(z[u, :n], c[u, :n], predictors, rivals[u]) for u, n in enumerate(LENGTHS)])
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     weights = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
@@ -66,12 +66,12 @@ def test_it_is_the_formula_written_out() -> None:
 def test_padding_has_no_say_and_no_gradient() -> None:
     z, c, predictors, rivals = made()
     lengths = torch.tensor(LENGTHS)
-    scores = scores_of(z, c, predictors)
-    expected = losses(scores, rivals, lengths, scale=SCALE), accuracies(scores, rivals, lengths)
+    scores = score_steps(z, c, predictors)
+    expected = contrastive_losses(scores, rivals, lengths, scale=SCALE), accuracies(scores, rivals, lengths)
     behind = torch.arange(max(LENGTHS)) >= lengths[:, None]
     z, c = (torch.where(behind[..., None], 1e6, x).requires_grad_() for x in (z, c))
-    scores = scores_of(z, c, predictors)
-    found = losses(scores, rivals, lengths, scale=SCALE)
+    scores = score_steps(z, c, predictors)
+    found = contrastive_losses(scores, rivals, lengths, scale=SCALE)
     assert torch.equal(found, expected[0])
     assert torch.equal(accuracies(scores, rivals, lengths), expected[1])
     for gradient in torch.autograd.grad(found.sum(), [z, c]):
@@ -81,7 +81,7 @@ def test_padding_has_no_say_and_no_gradient() -> None:
 
 def test_the_accuracy_is_how_often_the_true_step_scores_highest() -> None:
     z, c, predictors, rivals = made([9])
-    found = accuracies(scores_of(z, c, predictors), rivals, torch.tensor([9]))
+    found = accuracies(score_steps(z, c, predictors), rivals, torch.tensor([9]))
     shares = []
     for k, (weight, bias) in enumerate(predictors, start=1):
         right = 0
@@ -95,9 +95,9 @@ def test_the_accuracy_is_how_often_the_true_step_scores_highest() -> None:
 def test_who_answers_the_same_everywhere_is_never_right_and_loses_what_chance_does() -> None:
     z, c, predictors, rivals = made()
     nothing = [(torch.zeros_like(weight), torch.zeros_like(bias)) for weight, bias in predictors]
-    scores, lengths = scores_of(z, c, nothing), torch.tensor(LENGTHS)
+    scores, lengths = score_steps(z, c, nothing), torch.tensor(LENGTHS)
     assert accuracies(scores, rivals, lengths).tolist() == [0.0] * 3
-    assert losses(scores, rivals, lengths, scale=SCALE).tolist() == pytest.approx(
+    assert contrastive_losses(scores, rivals, lengths, scale=SCALE).tolist() == pytest.approx(
         [DISTANCES * math.log(RIVALS + 1)] * 3
     )
 
@@ -106,7 +106,7 @@ def test_what_is_too_short_to_predict_anything_loses_nothing() -> None:
     z, c, predictors, _ = made([4, 4, 4])
     lengths = torch.tensor([0, 1, 2])
     rivals = rival_steps(even_places(RIVALS), lengths, 4)
-    found = losses(scores_of(z.requires_grad_(), c, predictors), rivals, lengths, scale=SCALE)
+    found = contrastive_losses(score_steps(z.requires_grad_(), c, predictors), rivals, lengths, scale=SCALE)
     assert found[:2].tolist() == [0.0, 0.0]
     assert found[2].item() > 0
     (gradient,) = torch.autograd.grad(found.sum(), [z])

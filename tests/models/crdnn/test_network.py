@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.models.crdnn.network import reflected
-from sottovoce.seeds import torch_stream
 
 ENDS = torch.tensor([9, 1, 2, 8, 7, 5])  # of nine frames: the whole batch, one or two frames, near its end
 
@@ -29,11 +29,11 @@ def each_alone(x_UCTF: Tensor, ends_U: Tensor) -> Tensor:
 def test_each_utterance_is_reflected_at_its_own_end(layout: torch.memory_format) -> None:
     x_UCTF = drawn(6, 3, 9, 5, stream="x").contiguous(memory_format=layout).requires_grad_()
     # Utterances of one frame are checked behind it alone: what stands before the first frame of a batch is not theirs.
-    heard_UT = torch.arange(11) < (ENDS + 2)[:, None]
-    heard_UT[1, 0] = False
-    heard = heard_UT[:, None, :, None].double()
-    weight = drawn(6, 3, 11, 7, stream="weight") * heard
+    inside_UT = torch.arange(11) < (ENDS + 2)[:, None]
+    inside_UT[1, 0] = False
+    inside = inside_UT[:, None, :, None].double()
+    weight = drawn(6, 3, 11, 7, stream="weight") * inside
     ours, alone = reflected(x_UCTF, ENDS), each_alone(x_UCTF, ENDS)
-    torch.testing.assert_close(ours * heard, alone * heard, rtol=0, atol=0)
+    torch.testing.assert_close(ours * inside, alone * inside, rtol=0, atol=0)
     (found,), (expected,) = (torch.autograd.grad((made * weight).sum(), x_UCTF) for made in (ours, alone))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)  # sums of some ten numbers

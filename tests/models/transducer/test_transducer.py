@@ -11,24 +11,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.errors import InputError
-from sottovoce.evaluation.decoder import choose_decoder
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import stream as random_stream
+from sottovoce.base.seeds import torch_stream
+from sottovoce.data.audio.waveforms import pack_waveforms, pad_waveforms
+from sottovoce.data.text.tokens import CharacterTokens
+from sottovoce.evaluation.decoder import DecodingOptions, choose_decoder
 from sottovoce.models import rnnt
-from sottovoce.models.attention_search import GREEDY, Search
+from sottovoce.models.attention_search import GREEDY, SearchOptions
 from sottovoce.models.family import find_family
-from sottovoce.models.saved import Recogniser, adapt
-from sottovoce.models.speech_lstm.network import encode, encode_frames
-from sottovoce.models.speech_lstm.settings import Encoder, encoder_shapes
+from sottovoce.models.recogniser import Recogniser, adapt_parameters
+from sottovoce.models.speech_lstm import (
+    EncoderSettings,
+    encode_features,
+    encode_frames,
+    encoder_shapes,
+    extract_features,
+)
 from sottovoce.models.transducer import search as searching
-from sottovoce.models.transducer.family import FAMILY, Options, hear, loss, search, unusable
+from sottovoce.models.transducer.family import FAMILY, Options, loss, search, unusable
 from sottovoce.models.transducer.network import Settings, init, joint, parameter_shapes, predict, predict_next
-from sottovoce.models.transducer.stream import Heard, stream
-from sottovoce.models.utterances import record, record_lines
-from sottovoce.seeds import stream as random_stream
-from sottovoce.seeds import torch_stream
-from sottovoce.text.tokens import CharacterTokens
+from sottovoce.models.transducer.search import StreamState, recognise_stream
 
-ENCODER = Encoder(dense_layers=2, dense_width=12, lstm_layers=2, lstm_width=10)
+ENCODER = EncoderSettings(dense_layers=2, dense_width=12, lstm_layers=2, lstm_width=10)
 SETTINGS = Settings(tokens=5, encoder=ENCODER, embedding=6, predictor_layers=2)
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64, and no sum of more than a few hundred products
 
@@ -49,8 +54,8 @@ def weights(dtype: torch.dtype = torch.float64, *, sure: float = 1.0, blank: flo
 TALKATIVE = {"sure": 6.0, "blank": 2.0}  # writes nothing, one token or several at a step
 
 
-def heard(*utterances: NDArray[np.int16], texts: list[list[int]] | None = None) -> Any:
-    return hear(record_lines(list(utterances), texts), settings=SETTINGS, dtype=torch.float64)
+def features_of(*utterances: NDArray[np.int16], texts: list[list[int]] | None = None) -> Any:
+    return extract_features(pad_waveforms(list(utterances), texts), settings=SETTINGS, dtype=torch.float64)
 
 
 def test_the_papers_size_has_the_papers_parameters() -> None:
@@ -62,7 +67,7 @@ def test_the_papers_size_has_the_papers_parameters() -> None:
 
 def test_features_are_the_same_in_lines_and_end_to_end_and_zero_behind_an_utterance() -> None:
     utterances = [noise(5_000), noise(9_000, seed=2)]
-    lines, ends = (hear(laid(utterances), settings=SETTINGS) for laid in (record_lines, record))
+    lines, ends = (extract_features(laid(utterances), settings=SETTINGS) for laid in (pad_waveforms, pack_waveforms))
     assert lines.features_UTF.shape == (2, 54, 256)
     assert lines.frames_U.tolist() == ends.frames_U.tolist() == [29, 54]
     torch.testing.assert_close(lines.features_UTF, ends.features_UTF)
@@ -72,24 +77,24 @@ def test_features_are_the_same_in_lines_and_end_to_end_and_zero_behind_an_uttera
 def test_no_step_looks_ahead() -> None:
     """Whatever is said after a step's last window changes nothing, and what is said in it does."""
     before, parameters = noise(16_000), weights()
-    expected, lengths = encode(parameters, heard(before), settings=ENCODER)
+    expected, lengths = encode_features(parameters, features_of(before), settings=SETTINGS)
     step = 12
     end = (step + 1) * 480 + 240  # a step of 30 ms, and 15 ms of its last frame's window
     after = before.copy()
     after[end:] = noise(16_000, seed=3)[end:]
-    found, _ = encode(parameters, heard(after), settings=ENCODER)
+    found, _ = encode_features(parameters, features_of(after), settings=SETTINGS)
     assert lengths.tolist() == [32]
     torch.testing.assert_close(found[:, : step + 1], expected[:, : step + 1], **CLOSE)
     assert not torch.allclose(found[:, step + 1], expected[:, step + 1])
     after[end - 60 : end] = 0
-    found, _ = encode(parameters, heard(after), settings=ENCODER)
+    found, _ = encode_features(parameters, features_of(after), settings=SETTINGS)
     assert not torch.allclose(found[:, step], expected[:, step])
 
 
 @pytest.mark.parametrize("steps", [1, 5, 31])
 def test_an_encoder_that_carries_its_state_on_computes_the_same(steps: int) -> None:
-    parameters, features = weights(), heard(noise(16_000))
-    expected, _ = encode(parameters, features, settings=ENCODER)
+    parameters, features = weights(), features_of(noise(16_000))
+    expected, _ = encode_features(parameters, features, settings=SETTINGS)
     state, found = None, []
     for first in range(0, 96, 3 * steps):
         chunk = features.features_UTF[:, first : min(first + 3 * steps, 96)]
@@ -101,15 +106,15 @@ def test_an_encoder_that_carries_its_state_on_computes_the_same(steps: int) -> N
 @pytest.mark.parametrize("samples", [70, 480, 1_111, 100_000])
 def test_a_stream_writes_what_the_whole_recording_does(samples: int) -> None:
     parameters, speech = weights(torch.float32, **TALKATIVE), noise(40_000)
-    features = hear(record_lines([speech]), settings=SETTINGS)
-    (whole,), heard_so_far, found = search(parameters, features, settings=SETTINGS, how=GREEDY)[0], None, []
+    features = extract_features(pad_waveforms([speech]), settings=SETTINGS)
+    (whole,), state, found = search(parameters, features, settings=SETTINGS, how=GREEDY)[0], None, []
     for first in range(0, len(speech), samples):
-        tokens, heard_so_far = stream(parameters, speech[first : first + samples], heard_so_far, settings=SETTINGS)
+        tokens, state = recognise_stream(parameters, speech[first : first + samples], state, settings=SETTINGS)
         found += tokens
     assert len(whole.tokens) > 10
     assert found == list(zip(whole.tokens, whole.frames, strict=True))
-    assert isinstance(heard_so_far, Heard)
-    assert len(heard_so_far.left_N) < 480 + 240
+    assert isinstance(state, StreamState)
+    assert len(state.left_N) < 480 + 240
 
 
 def test_padding_changes_no_loss_and_no_gradient() -> None:
@@ -118,7 +123,7 @@ def test_padding_changes_no_loss_and_no_gradient() -> None:
     found = []
     for utterances, said in (([short], texts[:1]), ([long], texts[1:]), ([short, long], texts)):
         parameters = {name: p.requires_grad_() for name, p in weights().items()}
-        value = loss(parameters, heard(*utterances, texts=said), settings=SETTINGS, draws=None)
+        value = loss(parameters, features_of(*utterances, texts=said), settings=SETTINGS, draws=None)
         found.append([value, *torch.autograd.grad(value, list(parameters.values()))])
     for one, other, both in zip(*found, strict=True):
         torch.testing.assert_close(both, (one + other) / 2, **CLOSE)
@@ -126,7 +131,7 @@ def test_padding_changes_no_loss_and_no_gradient() -> None:
 
 def test_it_learns_an_utterance_by_heart() -> None:
     """And both searches then write it."""
-    features = heard(noise(4_000), texts=[[1, 2, 1]])
+    features = features_of(noise(4_000), texts=[[1, 2, 1]])
     parameters = {name: p.requires_grad_() for name, p in weights().items()}
     optimiser = torch.optim.Adam(parameters.values(), lr=0.03)
     for _ in range(150):
@@ -141,10 +146,10 @@ def test_it_learns_an_utterance_by_heart() -> None:
 def test_a_text_may_be_longer_than_its_speech_and_empty_but_speech_has_a_step() -> None:
     assert unusable(SETTINGS, 400 + 2 * 160, [1] * 50) is None
     assert unusable(SETTINGS, 400 + 2 * 160 - 1, [1]) == "too short for one encoder step"
-    long = loss(weights(), heard(noise(720), texts=[[1, 2, 3, 4] * 3]), settings=SETTINGS, draws=None)
-    empty = loss(weights(), heard(noise(720), texts=[[]]), settings=SETTINGS, draws=None)
+    long = loss(weights(), features_of(noise(720), texts=[[1, 2, 3, 4] * 3]), settings=SETTINGS, draws=None)
+    empty = loss(weights(), features_of(noise(720), texts=[[]]), settings=SETTINGS, draws=None)
     assert float(long) > float(empty) > 0
-    assert float(loss(weights(), heard(noise(300), texts=[[1]]), settings=SETTINGS, draws=None)) == 0
+    assert float(loss(weights(), features_of(noise(300), texts=[[1]]), settings=SETTINGS, draws=None)) == 0
 
 
 def test_a_search_reads_what_training_reads() -> None:
@@ -179,8 +184,8 @@ def plainly(parameters: dict[str, Tensor], encoded_TD: Tensor) -> tuple[list[int
 def test_greedy_search_is_the_plain_loop(blank: float) -> None:
     parameters = weights(sure=6.0, blank=blank)
     utterances = [noise(16_000), noise(5_000, seed=2), noise(300), noise(11_000, seed=4)]
-    encoded, lengths = encode(parameters, heard(*utterances), settings=ENCODER)
-    found, _ = searching.greedy(parameters, encoded, lengths, settings=SETTINGS)
+    encoded, lengths = encode_features(parameters, features_of(*utterances), settings=SETTINGS)
+    found, _ = searching.search_greedily(parameters, encoded, lengths, settings=SETTINGS)
     assert lengths.tolist() == [32, 9, 0, 22]
     for own, encoded_TD, length in zip(found, encoded, lengths.tolist(), strict=True):
         tokens, frames, score = plainly(parameters, encoded_TD[:length])
@@ -195,9 +200,11 @@ def test_a_beam_that_holds_everything_finds_every_texts_probability(monkeypatch:
     monkeypatch.setattr(searching, "MOST_AT_ONCE", 2)
     settings = replace(SETTINGS, tokens=3)
     parameters = {name: p.double() for name, p in init(settings, generator=torch_stream(6, "init")).items()}
-    encoded, lengths = encode(parameters, heard(noise(720 + 2 * 480)), settings=ENCODER)
+    encoded, lengths = encode_features(parameters, features_of(noise(720 + 2 * 480)), settings=SETTINGS)
     assert lengths.tolist() == [3]
-    (found,) = searching.beam(parameters, encoded, lengths, settings=settings, how=Search(width=200, temperature=1.0))
+    (found,) = searching.search_with_beam(
+        parameters, encoded, lengths, settings=settings, how=SearchOptions(width=200, temperature=1.0)
+    )
     scores = {tuple(text.tokens): text.score for text in found}
     for tokens in ((), *product((1, 2), repeat=1), *product((1, 2), repeat=2)):
         text = torch.tensor([tokens], dtype=torch.long).view(1, -1)
@@ -210,16 +217,16 @@ def test_a_beam_that_holds_everything_finds_every_texts_probability(monkeypatch:
 
 
 def test_a_wide_beam_finds_a_text_at_least_as_probable_as_the_greedy_one() -> None:
-    parameters, features = weights(sure=3.0), heard(noise(9_000), noise(7_000, seed=2))
-    encoded, lengths = encode(parameters, features, settings=ENCODER)
-    wide = searching.search(
+    parameters, features = weights(sure=3.0), features_of(noise(9_000), noise(7_000, seed=2))
+    encoded, lengths = encode_features(parameters, features, settings=SETTINGS)
+    wide = searching.search_transducer(
         parameters,
         encoded,
         lengths,
         settings=SETTINGS,
         how=replace(FAMILY.recognition.beam, width=30, results=30),  # type: ignore[union-attr]
     )
-    greedy, _ = searching.greedy(parameters, encoded, lengths, settings=SETTINGS)
+    greedy, _ = searching.search_greedily(parameters, encoded, lengths, settings=SETTINGS)
     for texts, one in zip(wide, greedy, strict=True):
         assert len(texts) == 30
         assert len({tuple(text.tokens) for text in texts}) == 30
@@ -227,8 +234,8 @@ def test_a_wide_beam_finds_a_text_at_least_as_probable_as_the_greedy_one() -> No
 
 
 def test_a_language_model_ranks_the_beams_texts() -> None:
-    parameters, features = weights(sure=3.0), heard(noise(9_000))
-    how = Search(width=8, temperature=1.0, normalised=False)
+    parameters, features = weights(sure=3.0), features_of(noise(9_000))
+    how = SearchOptions(width=8, temperature=1.0, normalised=False)
     (plain,) = search(parameters, features, settings=SETTINGS, how=how)
     disliked = plain[0].tokens
     model = replace(how, language_model=lambda tokens: -100.0 * (list(tokens) == disliked), lm_weight=1.0)
@@ -239,18 +246,18 @@ def test_a_language_model_ranks_the_beams_texts() -> None:
 def test_options_of_attention_and_ctc_are_refused() -> None:
     pieces = ["", "a", "b", "c", "d"]
     assert choose_decoder(FAMILY, pieces) == GREEDY
-    chosen = choose_decoder(FAMILY, pieces, beam_width=4, temperature=1.2)
-    assert chosen == Search(width=4, temperature=1.2, end_threshold=None, longest_shift=None, normalised=False)
+    chosen = choose_decoder(FAMILY, pieces, DecodingOptions(beam_width=4, temperature=1.2))
+    assert chosen == SearchOptions(width=4, temperature=1.2, end_threshold=None, longest_shift=None, normalised=False)
     with pytest.raises(InputError, match="longest_shift=9 means nothing to models of family=transducer"):
-        choose_decoder(FAMILY, pieces, longest_shift=9)
+        choose_decoder(FAMILY, pieces, DecodingOptions(longest_shift=9))
     with pytest.raises(InputError, match="family=transducer cannot be decoded by CTC"):
-        choose_decoder(FAMILY, pieces, by_ctc=True)
+        choose_decoder(FAMILY, pieces, DecodingOptions(by_ctc=True))
 
 
 TOKENS = CharacterTokens.seen_in("abc")
 
 
-def another(encoder: Encoder, parameters: dict[str, Tensor]) -> Recogniser:
+def another(encoder: EncoderSettings, parameters: dict[str, Tensor]) -> Recogniser:
     """A model of another family that has an encoder of this kind, and something else besides."""
     other = replace(find_family("crdnn"), name="another")
     return Recogniser(
@@ -260,7 +267,9 @@ def another(encoder: Encoder, parameters: dict[str, Tensor]) -> Recogniser:
 
 def test_an_encoder_carries_over_from_another_family_and_nothing_else_does() -> None:
     pretrained = {name: p + 1 for name, p in weights(torch.float32).items()}
-    found = adapt(another(ENCODER, pretrained), SETTINGS, TOKENS, family=FAMILY, generator=torch_stream(7, "init"))
+    found = adapt_parameters(
+        another(ENCODER, pretrained), SETTINGS, TOKENS, family=FAMILY, generator=torch_stream(7, "init")
+    )
     fresh = init(SETTINGS, generator=torch_stream(7, "init"))
     assert found.keys() == fresh.keys()
     for name, tensor in found.items():
@@ -270,12 +279,14 @@ def test_an_encoder_carries_over_from_another_family_and_nothing_else_does() -> 
 def test_an_encoder_of_another_shape_or_none_is_refused() -> None:
     wider = replace(ENCODER, lstm_width=11)
     options: dict[str, Any] = {"family": FAMILY, "generator": torch_stream(7, "init")}
-    with pytest.raises(InputError, match=r"the model to start from has Encoder\(.*lstm_width=11.*expected Encoder\("):
-        adapt(another(wider, {}), SETTINGS, TOKENS, **options)
+    with pytest.raises(
+        InputError, match=r"the model to start from has EncoderSettings\(.*lstm_width=11.*expected EncoderSettings\("
+    ):
+        adapt_parameters(another(wider, {}), SETTINGS, TOKENS, **options)
     crdnn = find_family("crdnn")
     seed = Recogniser(crdnn, crdnn.Options(size="tiny").settings(tokens=4), TOKENS, {}, "en")
     with pytest.raises(InputError, match="the model to start from is of family=crdnn, expected transducer"):
-        adapt(seed, SETTINGS, TOKENS, **options)
+        adapt_parameters(seed, SETTINGS, TOKENS, **options)
 
 
 @pytest.mark.parametrize(

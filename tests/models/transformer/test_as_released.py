@@ -6,19 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce.audio.features import frame_count, normalise
+from sottovoce.data.audio.features import frame_count, normalise_features
+from sottovoce.data.audio.waveforms import Features, pack_waveforms
 from sottovoce.models import ctc
 from sottovoce.models.transformer import family
-from sottovoce.models.transformer.front import amplitude_mel, hear
-from sottovoce.models.transformer.network import (
-    Draws,
-    forward,
-    init,
-    named_settings,
-    parameter_kind,
-    parameter_shapes,
-)
-from sottovoce.models.utterances import Features, record
+from sottovoce.models.transformer.draws import Draws
+from sottovoce.models.transformer.features import amplitude_mel, extract_features
+from sottovoce.models.transformer.network import forward
+from sottovoce.models.transformer.settings import init, named_settings, parameter_kind, parameter_shapes
 
 RELEASED = named_settings("tiny", tokens=5, dropout=0.0, layer_drop=0.0, positions="sinusoidal", as_released=True)
 PLAIN = replace(RELEASED, as_released=False)
@@ -62,11 +57,11 @@ def test_features_are_the_released_ones(speech: torch.Tensor) -> None:
 
 
 def test_an_utterance_sounds_the_same_in_any_batch_and_is_normalised(speech: torch.Tensor) -> None:
-    def heard(*lengths: int) -> Features:
+    def features_of(*lengths: int) -> Features:
         sounds = [line[:length].numpy() for line, length in zip(speech, lengths, strict=False)]
-        return hear(record(sounds, [[1]] * len(sounds)), settings=RELEASED)
+        return extract_features(pack_waveforms(sounds, [[1]] * len(sounds)), settings=RELEASED)
 
-    alone, together = heard(2_500), heard(2_500, 4_000)
+    alone, together = features_of(2_500), features_of(2_500, 4_000)
     frames = frame_count(2_500)
     assert torch.allclose(together.features_UTF[0, :frames], alone.features_UTF[0], atol=1e-5)
     assert not together.features_UTF[0, frames:].any()
@@ -98,7 +93,7 @@ LENGTHS = torch.tensor([40, 22, 31])
 def test_the_input_is_normalised_again_then_scaled_and_moved() -> None:
     parameters = parameters_of(1, weight=1.7, bias=-0.4)
     inside = (torch.arange(40) < LENGTHS[:, None])[..., None]
-    by_hand = torch.where(inside, normalise(FEATURES, LENGTHS) * 1.7 - 0.4, 0.0)
+    by_hand = torch.where(inside, normalise_features(FEATURES, LENGTHS) * 1.7 - 0.4, 0.0)
     expected, _ = forward(parameters, by_hand, LENGTHS, settings=PLAIN)
     found, lengths = forward(parameters, FEATURES, LENGTHS, settings=RELEASED)
     for line, length in enumerate(lengths.tolist()):
@@ -111,20 +106,20 @@ def test_stacked_clients_have_their_own_scales_and_gradients() -> None:
     rows = [0, 1, 1]
     nothing = Draws(kept=tuple(range(RELEASED.layers)), positions=None, dropout_seed=7)
     stacked = {name: torch.stack([own[name] for own in clients]).requires_grad_() for name in clients[0]}
-    losses = family.losses(
+    losses = family.stacked_losses(
         stacked,
         Features(FEATURES, LENGTHS, tokens, token_lengths),
         rows_U=rows,
         clients=2,
         settings=RELEASED,
-        draws=family.join([nothing, nothing]),
+        draws=family.join_draws([nothing, nothing]),
     )
     losses.sum().backward()
     for number, own in enumerate(clients):
         lines = [line for line, row in enumerate(rows) if row == number]
         alone = {name: tensor.clone().requires_grad_() for name, tensor in own.items()}
         log_probs, lengths = forward(alone, FEATURES[lines], LENGTHS[lines], settings=RELEASED)
-        loss = ctc.loss(log_probs, lengths, tokens[lines], token_lengths[lines])
+        loss = ctc.mean_ctc_loss(log_probs, lengths, tokens[lines], token_lengths[lines])
         loss.backward()
         assert losses[number].item() == pytest.approx(loss.item(), rel=1e-9)
         for name in ("input.weight", "input.bias", "conv.weight"):

@@ -9,13 +9,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.models.again import Again
+from tests.models.replaying_recorder import ReplayingRecorder
 from torch import Tensor
 
+from sottovoce.base.seeds import torch_stream
 from sottovoce.flat.layout import Layout
+from sottovoce.models.transformer.draws import Draws, draw_several
 from sottovoce.models.transformer.graphs import GraphedBlocks, graphed_blocks
-from sottovoce.models.transformer.network import BLOCK_NAMES, BlockWeights, Draws, Settings, draw, forward, init
-from sottovoce.seeds import torch_stream
+from sottovoce.models.transformer.network import BlockWeights, forward
+from sottovoce.models.transformer.settings import BLOCK_NAMES, Settings, init
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")
@@ -32,7 +34,7 @@ def graphed(own: dict[str, Tensor], *, settings: Settings = SETTINGS, room: int 
     if CUDA:
         return graphed_blocks(own, settings=settings, keep_free_bytes=0)
     names = ([f"blocks.{layer:02d}.{name}" for name in BLOCK_NAMES] for layer in range(settings.layers))
-    return GraphedBlocks([BlockWeights(*map(own.get, block)) for block in names], recorder=Again(room=room))
+    return GraphedBlocks([BlockWeights(*map(own.get, block)) for block in names], recorder=ReplayingRecorder(room=room))
 
 
 def batch(number: int, *, frames: int = 24) -> tuple[Tensor, Tensor]:
@@ -42,7 +44,7 @@ def batch(number: int, *, frames: int = 24) -> tuple[Tensor, Tensor]:
 
 
 def draws(settings: Settings, number: int, *, kept: Sequence[int] | None = None, frames: int = 24) -> Draws:
-    drawn = draw(settings, batch_size=3, frames=frames, generator=torch_stream(3, "draws", number))
+    drawn = draw_several(settings, batch_sizes=[3], frames=[frames], generator=torch_stream(3, "draws", number))[0]
     return drawn if kept is None else replace(drawn, kept=tuple(kept))
 
 

@@ -7,9 +7,8 @@ import torch
 from tests.triton_marks import DEVICE, INTERPRETED, somewhere
 from torch import Tensor
 
-from sottovoce.models.transformer.keyed_attention import keyed_attention
-from sottovoce.models.transformer.relu_dropout import keyed_dropout, keyed_relu_dropout
-from sottovoce.seeds import torch_stream
+from sottovoce.base.seeds import torch_stream
+from sottovoce.models.transformer.dropout import keyed_attention, keyed_dropout, keyed_relu_dropout
 
 HALF = torch.float16 if INTERPRETED else torch.bfloat16  # the interpreter multiplies bfloat16 as integers
 pytestmark = [

@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 from sottovoce.models import ctc
 from sottovoce.models.transformer import network
-from sottovoce.models.transformer.network import (
+from sottovoce.models.transformer.draws import draw_several
+from sottovoce.models.transformer.network import forward, run_blocks
+from sottovoce.models.transformer.settings import (
     Settings,
-    draw,
-    forward,
     init,
+    layer_index,
     named_settings,
+    parameter_kind,
     parameter_shapes,
-    run_blocks,
 )
 
 SMALL = Settings(layers=3, width=16, tokens=7, heads=2, features=8, dropout=0.2, layer_drop=0.5)
@@ -90,7 +91,7 @@ def test_gradients_of_the_loss_ignore_padding_and_rows_without_frames(settings: 
     def gradients(features_BTF: Tensor, lengths_B: Tensor, tokens_BU: Tensor, token_lengths_B: Tensor) -> list[Tensor]:
         parameters = {name: p.requires_grad_() for name, p in parameters_of(settings, torch.float64).items()}
         log_probs_BTV, out_B = forward(parameters, features_BTF, lengths_B, settings=settings)
-        loss = ctc.loss(log_probs_BTV, out_B, tokens_BU, token_lengths_B)
+        loss = ctc.mean_ctc_loss(log_probs_BTV, out_B, tokens_BU, token_lengths_B)
         return [loss, *torch.autograd.grad(loss, list(parameters.values()))]
 
     plain = gradients(features_BTF, lengths_B, tokens_BU, token_lengths_B)
@@ -114,7 +115,7 @@ def test_shorter_than_one_output_frame_is_finite_and_empty() -> None:
 def test_front_is_the_strided_convolution() -> None:
     parameters = parameters_of(SMALL)
     features_BTF, _ = batch()
-    windows_BTW = network.windows(features_BTF, torch.tensor([50, 50, 50]))
+    windows_BTW = network.convolution_windows(features_BTF, torch.tensor([50, 50, 50]))
     ours = network.front(parameters, windows_BTW)
     conv_BDT = torch.nn.functional.conv1d(
         features_BTF.mT, parameters["conv.weight"], parameters["conv.bias"], stride=3, padding=2
@@ -132,7 +133,7 @@ def test_layer_drop_skips_the_computation_of_the_block() -> None:
         return network.block(x_BTD, *arguments, **options)
 
     parameters = parameters_of(settings)
-    draws = draw(settings, batch_size=3, frames=50, generator=generator())
+    draws = draw_several(settings, batch_sizes=[3], frames=[50], generator=generator())[0]
     forward(
         parameters, features_BTF, lengths_B, settings=settings, draws=draws, blocks=partial(run_blocks, block=counting)
     )
@@ -145,7 +146,7 @@ def test_layer_drop_skips_the_computation_of_the_block() -> None:
 def test_layer_drop_leaves_out_its_share_of_the_blocks() -> None:
     settings = replace(SMALL, layers=72, layer_drop=0.3)
     random = generator()
-    kept = [len(draw(settings, batch_size=1, frames=9, generator=random).kept) for _ in range(200)]
+    kept = [len(draw_several(settings, batch_sizes=[1], frames=[9], generator=random)[0].kept) for _ in range(200)]
     # Binomial(14400, 0.7): standard deviation 55.
     assert sum(kept) == pytest.approx(0.7 * 72 * 200, abs=4 * 55)
 
@@ -154,7 +155,7 @@ def test_a_training_step_is_a_function_of_its_draws_and_leaves_torchs_own_genera
     parameters = parameters_of(SMALL)
     features_BTF, lengths_B = batch()
     before = torch.get_rng_state()
-    one, other = (draw(SMALL, batch_size=3, frames=50, generator=generator(seed)) for seed in (4, 5))
+    one, other = (draw_several(SMALL, batch_sizes=[3], frames=[50], generator=generator(seed))[0] for seed in (4, 5))
     results = [
         forward(parameters, features_BTF, lengths_B, settings=SMALL, draws=draws)[0] for draws in (one, other, one)
     ]
@@ -169,7 +170,7 @@ def test_without_dropout_layer_drop_and_moves_training_equals_evaluation() -> No
     still = replace(SMALL, dropout=0.0, layer_drop=0.0, positions="sinusoidal")
     parameters = parameters_of(still)
     features_BTF, lengths_B = batch()
-    draws = draw(still, batch_size=3, frames=50, generator=generator())
+    draws = draw_several(still, batch_sizes=[3], frames=[50], generator=generator())[0]
     trained, _ = forward(parameters, features_BTF, lengths_B, settings=still, draws=draws)
     assert torch.equal(trained, forward(parameters, features_BTF, lengths_B, settings=still)[0])
 
@@ -211,7 +212,7 @@ def test_compiles_without_graph_breaks_for_all_blocks_and_batch_shapes() -> None
     random = generator()
     for rows, frames in ((3, 60), (5, 80), (2, 33), (7, 41)):
         features_BTF, lengths_B = torch.randn(rows, frames, 8), torch.full((rows,), frames - 2)
-        draws = draw(settings, batch_size=rows, frames=frames, generator=random)
+        draws = draw_several(settings, batch_sizes=[rows], frames=[frames], generator=random)[0]
         options: dict[str, Any] = {"settings": settings, "draws": draws}
         ours, _ = forward(parameters, features_BTF, lengths_B, **options, blocks=partial(run_blocks, block=compiled))
         torch.testing.assert_close(ours, forward(parameters, features_BTF, lengths_B, **options)[0])
@@ -236,7 +237,7 @@ def test_overfits_one_batch_to_nothing(norm: Literal["pre", "post"]) -> None:
     tokens_BU, token_lengths_B = torch.tensor([[1, 2, 2, 5], [3, 1, 6, 0], [4, 0, 0, 0]]), torch.tensor([4, 3, 1])
     for _ in range(400):
         log_probs_BTV, out_B = forward(parameters, features_BTF, lengths_B, settings=settings)
-        loss = ctc.loss(log_probs_BTV, out_B, tokens_BU, token_lengths_B)
+        loss = ctc.mean_ctc_loss(log_probs_BTV, out_B, tokens_BU, token_lengths_B)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
@@ -245,10 +246,10 @@ def test_overfits_one_batch_to_nothing(norm: Literal["pre", "post"]) -> None:
 
 def test_kinds_and_layers_cover_every_parameter() -> None:
     names = parameter_shapes(replace(SMALL, layers=12))
-    blocks = [name for name in names if network.layer_index(name) is not None]
-    assert {network.layer_index(name) for name in blocks} == {*range(12)}
+    blocks = [name for name in names if layer_index(name) is not None]
+    assert {layer_index(name) for name in blocks} == {*range(12)}
     assert len(blocks) == 12 * 8
-    kinds = {name: network.parameter_kind(name) for name in names}
+    kinds = {name: parameter_kind(name) for name in names}
     assert {*kinds.values()} == {"conv", "layer_norm", "attention", "attention_output", "mlp", "output"}
     assert kinds["final.norm.bias"] == kinds["blocks.11.attention.norm.weight"] == "layer_norm"
     assert kinds["output.bias"] == "output"

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sottovoce.models.transformer.relu_dropout import relu_dropout
-from sottovoce.seeds import torch_stream
+from sottovoce.base.seeds import torch_stream
+from sottovoce.models.transformer.dropout import relu_dropout
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

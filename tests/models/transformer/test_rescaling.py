@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sottovoce.errors import InputError
-from sottovoce.models.transformer.network import Settings, forward, init
-from sottovoce.models.transformer.rescaling import norm_readers, rescaled_norms
-from sottovoce.seeds import torch_stream
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
+from sottovoce.models.transformer.network import forward
+from sottovoce.models.transformer.settings import Settings, init, norm_readers, rescaled_norms
 
 SETTINGS = Settings(layers=2, width=8, tokens=5, heads=2, features=6, dropout=0.0, layer_drop=0.0)
 FEATURES_BTF = torch.randn(2, 30, 6, generator=torch_stream(1, "features"))

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sottovoce.models.transformer.network import Stacking, forward, init, named_settings
+from sottovoce.base.seeds import torch_stream
+from sottovoce.models.transformer.network import ClientRows, forward
 from sottovoce.models.transformer.rows import plan_packing
-from sottovoce.seeds import torch_stream
+from sottovoce.models.transformer.settings import init, named_settings
 
 CPU = torch.device("cpu")
 
@@ -70,7 +71,7 @@ def test_a_model_says_the_same_of_packed_and_padded_frames(norm: str, positions:
     # Two clients with the same weights, the utterances dealt out between them.
     stacked = {name: torch.stack([p, p]) for name, p in parameters.items()}
     packed_BTV, _ = forward(
-        stacked, features_BTF, lengths_B, settings=model, stacking=Stacking([1, 0, 0, 1], clients=2)
+        stacked, features_BTF, lengths_B, settings=model, stacking=ClientRows([1, 0, 0, 1], clients=2)
     )
     inside = torch.arange(padded_BTV.shape[1]) < out_B[:, None]
     torch.testing.assert_close(packed_BTV[inside], padded_BTV[inside], rtol=0, atol=1e-9)

@@ -1,4 +1,4 @@
-"""What whoever sums a cohort asks of an engine."""
+"""The interface of engines, and what those share that train in this process."""
 
 import time
 from abc import ABC, abstractmethod
@@ -9,7 +9,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
+from sottovoce.data.audio.waveforms import Features
+from sottovoce.federated.client import ClientContext, LoadedClient, PlannedClient, load_client, plan_client
+from sottovoce.federated.feature_cache import FeatureCache, feature_cache_bytes
 from sottovoce.federated.weighting import ClientFigures
 
 T = TypeVar("T")
@@ -17,11 +20,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """The updates θ_server − θ_local of one client [P] or of several [N, P]. Theirs until the next are asked for.
+    """The updates θ_server − θ_local of one client [P] or of several [N, P]; valid until the next are asked for.
 
-    `losses` is their mean local loss, on the device; `figures` is what their weights may depend on; `audio_seconds`
-    is what they have worked through. `gradient_norms`, on the device too, are the means over their local steps, before
-    local clipping; they and the losses end in a simulation's diagnostics.
+    `losses` (mean local loss) and `gradient_norms` (mean over local steps, before local clipping) are on the device,
+    and for a simulation's diagnostics. `figures` is what weights may depend on; `audio_seconds` what was trained on.
     """
 
     update: Tensor
@@ -32,25 +34,6 @@ class Trained:
     gradient_norms: Tensor | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Summed:
-    """Σ ω·update of several clients [P], what each of them lost, and who had no part in it."""
-
-    sum_P: Tensor
-    losses_N: Tensor
-    dropped: "tuple[Dropped, ...]"
-
-
-@dataclass(frozen=True, eq=False)
-class Together:
-    """Several clients of whom nobody needs a single update: `sum` of their weights is all that is computed."""
-
-    clients: tuple[int, ...]
-    figures: tuple[ClientFigures, ...]
-    audio_seconds: float
-    sum: Callable[[Sequence[float]], Summed]
-
-
 @dataclass(frozen=True)
 class Dropped:
     """A client that could not be trained, and why. Its update counts as zero; the sum is still divided by S."""
@@ -59,11 +42,30 @@ class Dropped:
     reason: str
 
 
-def excuse(client: int, error: Exception, *, forgiving: bool) -> Dropped:
-    """`client`, dropped because of `error`. Raises it where it is no accident of the client's but a bug of ours.
+@dataclass(frozen=True, eq=False)
+class JointSum:
+    """Σ ω·update of several clients [P], each one's loss, and who had no part in it."""
 
-    A `forgiving` engine cannot tell these two apart, nor may it: a release that failed, or not, with who is in the
-    cohort, and was tried again with others, would choose cohorts by a person's data, and nothing counts that.
+    sum_P: Tensor
+    losses_N: Tensor
+    dropped: tuple[Dropped, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class JointlyTrained:
+    """Several clients without single updates: `sum`, given their weights, is all that is computed."""
+
+    clients: tuple[int, ...]
+    figures: tuple[ClientFigures, ...]
+    audio_seconds: float
+    sum: Callable[[Sequence[float]], JointSum]
+
+
+def drop_or_raise(client: int, error: Exception, *, forgiving: bool) -> Dropped:
+    """`client`, dropped because of `error`; raises the error where it is a bug of ours and not the client's accident.
+
+    A `forgiving` engine cannot tell these two apart, nor may it: a release that failed or not depending on the cohort,
+    and was tried again with others, would choose cohorts by a person's data, which nothing accounts for.
     """
     if isinstance(error, torch.OutOfMemoryError):
         if torch.cuda.is_available():
@@ -81,7 +83,50 @@ class Engine(ABC):
 
     waited = 0.0  # seconds that training has waited for data in this round
 
-    def time_waits(self, loading: Iterator[T]) -> Iterator[T]:
+    def close(self) -> None:  # noqa: B027  # few engines hold anything
+        """Give back what it holds besides memory."""
+
+    @abstractmethod
+    def train(
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
+    ) -> Iterator[Trained | JointlyTrained | Dropped]:
+        """Local training of every client in `cohort`, starting from the server's model [P].
+
+        `positions` is where each of them stands in its stream, where it has one; None is at the beginning.
+        """
+
+
+class InProcessEngine(Engine):
+    """One that plans, reads and trains clients in this process, and drops those with which something goes wrong."""
+
+    def __init__(self, context: ClientContext, device: torch.device, dtype: torch.dtype) -> None:
+        self._context, self._device, self._dtype = context.on(device, dtype), device, dtype
+        self._cache = FeatureCache(feature_cache_bytes(device))
+
+    def _drop(self, client: int, error: Exception) -> Dropped:
+        return drop_or_raise(client, error, forgiving=self._context.forgiving)
+
+    def _plan_cohort(
+        self, cohort: Sequence[int], positions: Sequence[int] | None, step: int
+    ) -> tuple[list[PlannedClient], list[Dropped]]:
+        members, dropped = [], []
+        for index, position in with_positions(cohort, positions):
+            try:
+                members.append(plan_client(self._context, index, step=step, position=position))
+            except Exception as error:
+                dropped.append(self._drop(index, error))
+        return members, dropped
+
+    def _load(self, planned: PlannedClient, step: int) -> LoadedClient | Dropped:
+        try:
+            return load_client(self._context, planned, step=step, device=self._device, cache=self._cache)
+        except Exception as error:
+            return self._drop(planned.client.index, error)
+
+    def _features(self, member: LoadedClient) -> Features:
+        return member.extract_features(self._cache, self._context, dtype=self._dtype)
+
+    def _time_waits(self, loading: Iterator[T]) -> Iterator[T]:
         """The items of `loading`, with the time that each one kept training waiting added to `waited`."""
         self.waited = 0.0
         while True:
@@ -92,19 +137,7 @@ class Engine(ABC):
                 return
             yield item
 
-    def close(self) -> None:  # noqa: B027  # few engines hold anything
-        """Give back what it holds besides memory."""
 
-    @abstractmethod
-    def train(
-        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
-    ) -> Iterator[Trained | Together | Dropped]:
-        """Local training of every client in `cohort`, starting from the server's model [P].
-
-        `turns` is where each of them stands on its time line, where it has one; None is at the beginning.
-        """
-
-
-def with_turns(cohort: Sequence[int], turns: Sequence[int] | None) -> Iterator[tuple[int, int]]:
-    """Each client, and the turn that it is at."""
-    return zip(cohort, turns or [0] * len(cohort), strict=True)
+def with_positions(cohort: Sequence[int], positions: Sequence[int] | None) -> Iterator[tuple[int, int]]:
+    """Each client and its position."""
+    return zip(cohort, positions or [0] * len(cohort), strict=True)

@@ -22,25 +22,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
-from sottovoce.evaluation.prefetch import ahead
-from sottovoce.federated.client import ClientRoom, LoadedClient, PlannedClient, gradients_of, load_client, plan_client
-from sottovoce.federated.engines.engine import Dropped, Engine, Summed, Together, Trained, excuse, with_turns
+from sottovoce.base.errors import InputError
+from sottovoce.data.audio.waveforms import concatenate_features
+from sottovoce.data.loading import prefetch
+from sottovoce.federated.client import ClientContext, LoadedClient, PlannedClient, gradients_of
+from sottovoce.federated.engines.engine import Dropped, InProcessEngine, JointlyTrained, JointSum, Trained
 from sottovoce.federated.engines.stacked import fitting_size, lock_step
-from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import Family, Parameters, Stacked, augmented, step_loss
-from sottovoce.models.utterances import end_to_end
+from sottovoce.models.family import Family, Parameters, Stacked, augment_features, step_loss
 from sottovoce.optimisers import SGD
 from sottovoce.privacy.settings import BY_DATA, Weighting
 
 NOT_FINITE = "its update was not finite"
 
 
-def check_shared(room: ClientRoom, weighting: Weighting) -> None:
+def check_shared(context: ClientContext) -> None:
     """Refuse local training whose update is not one gradient of the server's model."""
-    local, engine = room.local, "federation.engine=shared"
+    local, engine = context.local, "federation.engine=shared"
     if local.local_steps != 1:
         raise InputError(
             f"{engine} with local_steps={local.local_steps}, local_epochs={local.local_epochs}: after one local step "
@@ -48,22 +47,26 @@ def check_shared(room: ClientRoom, weighting: Weighting) -> None:
         )
     if local.built_optimiser() != SGD():
         raise InputError(f"{engine} with optimiser={dict(local.optimiser)}: expected sgd, whose step is the gradient")
-    if weighting not in (Weighting.UNIFORM, *BY_DATA):
-        raise InputError(f"{engine} with weighting={weighting}: no client has a model to be weighed by; expected data")
-    if room.family.statistics(room.model):
-        raise InputError(f"{engine}: models of family={room.family.name} keep statistics here, which are no gradients")
+    if context.weighting not in (Weighting.UNIFORM, *BY_DATA):
+        raise InputError(
+            f"{engine} with weighting={context.weighting}: no client has a model to be weighed by; expected data"
+        )
+    if context.family.training.statistics(context.model):
+        raise InputError(
+            f"{engine}: models of family={context.family.name} keep statistics here, which are no gradients"
+        )
 
 
-class SharedEngine(Engine):
+class SharedEngine(InProcessEngine):
     """`summed`: nothing is clipped, neither here nor by the plan.
 
-    `size` clients are computed at once, by `stacked` in place of the family's own (`Family.shared` where they are
+    `size` clients are computed at once, by `stacked` in place of the family's own (`stacking.shared` where they are
     summed); None chooses what fits into half of a GPU's free memory, on a CPU 1.
     """
 
     def __init__(
         self,
-        room: ClientRoom,
+        context: ClientContext,
         layout: Layout,
         *,
         device: torch.device,
@@ -71,40 +74,34 @@ class SharedEngine(Engine):
         dtype: torch.dtype = torch.float32,
         stacked: Stacked[Any, Any] | None = None,
         faster: Callable[[Parameters], Family[Any, Any]] | None = None,
-        weighting: Weighting = Weighting.UNIFORM,
         size: int | None = None,
     ) -> None:
-        check_shared(room, weighting)
-        self._room, self._layout, self._device, self._dtype = room.on(device, dtype), layout, device, dtype
-        self._summed = summed
-        found = stacked or (room.family.shared if summed else room.family.stacked)
-        if found is None or found.unfit(room.model) is not None:
+        check_shared(context)
+        super().__init__(context, device, dtype)
+        self._layout, self._summed = layout, summed
+        found = stacked or (context.family.stacking.shared if summed else context.family.stacking.stacked)
+        if found is None or found.unfit(context.model) is not None:
             size = 1
         elif size is None:  # on a CPU one by one is quicker
-            size = fitting_size(found, room, layout, device) if device.type == "cuda" else 1
+            size = fitting_size(found, context, layout, device) if device.type == "cuda" else 1
         self.size, self._stacked = size, found if size > 1 else None
         self._flat_P = layout.zeros(device=device, dtype=dtype)
         self._parameters = {name: view.requires_grad_() for name, view in layout.views(self._flat_P).items()}
         self._rows: dict[int, Parameters] = {}
-        self._before = HeardBefore(room_for_hearing(device))
         if faster is not None and self._stacked is None:
-            self._room = replace(self._room, family=faster(self._parameters))
+            self._context = replace(self._context, family=faster(self._parameters))
 
     def train(
-        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
-    ) -> Iterator[Trained | Together | Dropped]:
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
+    ) -> Iterator[Trained | JointlyTrained | Dropped]:
         with torch.no_grad():
             self._flat_P.copy_(server_P)
-        members: list[PlannedClient] = []
-        for index, turn in with_turns(cohort, turns):
-            try:
-                members.append(plan_client(self._room, index, step=step, turn=turn))
-            except Exception as error:
-                yield excuse(index, error, forgiving=self._room.forgiving)
+        members, dropped = self._plan_cohort(cohort, positions, step)
+        yield from dropped
         # Neighbours are about as long; the largest first: what the memory does not hold shows at once.
         members.sort(key=lambda member: (-member.padded_samples, member.client.index))
-        with closing(ahead(self._load(members, step), depth=1)) as loading:
-            for loaded in self.time_waits(loading):
+        with closing(prefetch(self._load_groups(members, step), depth=1)) as loading:
+            for loaded in self._time_waits(loading):
                 if isinstance(loaded, Dropped):
                     yield loaded
                 elif self._summed:
@@ -112,13 +109,14 @@ class SharedEngine(Engine):
                 else:
                     yield from self._each(loaded)
 
-    def _load(self, members: Sequence[PlannedClient], step: int) -> Iterator[list[LoadedClient] | Dropped]:
+    def _load_groups(self, members: Sequence[PlannedClient], step: int) -> Iterator[list[LoadedClient] | Dropped]:
         group: list[LoadedClient] = []
         for member in members:
-            try:
-                group.append(load_client(self._room, member, step=step, device=self._device, before=self._before))
-            except Exception as error:
-                yield excuse(member.client.index, error, forgiving=self._room.forgiving)
+            loaded = self._load(member, step)
+            if isinstance(loaded, Dropped):
+                yield loaded
+            else:
+                group.append(loaded)
             if len(group) == self.size:
                 yield group
                 group = []
@@ -127,33 +125,33 @@ class SharedEngine(Engine):
 
     # The gradient of all of them at once.
 
-    def _together(self, members: list[LoadedClient]) -> Together:
-        return Together(
+    def _together(self, members: list[LoadedClient]) -> JointlyTrained:
+        return JointlyTrained(
             tuple(member.client.index for member in members),
             _figures(members),
             sum(member.audio_seconds for member in members),
             lambda weights: self._sum(members, weights),
         )
 
-    def _sum(self, members: list[LoadedClient], weights: Sequence[float]) -> Summed:
+    def _sum(self, members: list[LoadedClient], weights: Sequence[float]) -> JointSum:
         """Σ ω·lr·∇L. Who cannot be part of it is left out and named, as an update that counts as zero."""
         try:
             losses_N = self._losses(members, self._parameters)
             weights_N = torch.tensor(weights, dtype=losses_N.dtype).to(losses_N.device, non_blocking=True)
             gradients = gradients_of((losses_N * weights_N).sum(), list(self._parameters.values()))
-            sum_P = self._flattened(gradients).mul_(self._room.local.lr)
+            sum_P = self._flattened(gradients).mul_(self._context.local.lr)
         except Exception as error:
-            dropped = excuse(members[0].client.index, error, forgiving=self._room.forgiving)
+            dropped = self._drop(members[0].client.index, error)
         else:
             if bool(sum_P.isfinite().all()):
-                return Summed(sum_P, losses_N.detach(), ())
+                return JointSum(sum_P, losses_N.detach(), ())
             dropped = Dropped(members[0].client.index, NOT_FINITE)
         if len(members) == 1:
-            return Summed(self._layout.zeros(device=self._device), torch.empty(0, device=self._device), (dropped,))
+            return JointSum(self._layout.zeros(device=self._device), torch.empty(0, device=self._device), (dropped,))
         half = len(members) // 2
         one, other = self._sum(members[:half], weights[:half]), self._sum(members[half:], weights[half:])
         losses_N = torch.cat([one.losses_N, other.losses_N])
-        return Summed(one.sum_P.add_(other.sum_P), losses_N, (*one.dropped, *other.dropped))
+        return JointSum(one.sum_P.add_(other.sum_P), losses_N, (*one.dropped, *other.dropped))
 
     # Each one's own.
 
@@ -161,7 +159,7 @@ class SharedEngine(Engine):
         try:
             trained = self._trained(members)
         except Exception as error:
-            dropped = excuse(members[0].client.index, error, forgiving=self._room.forgiving)
+            dropped = self._drop(members[0].client.index, error)
             if len(members) == 1:
                 yield dropped
                 return
@@ -178,7 +176,7 @@ class SharedEngine(Engine):
         losses_N = self._losses(members, leaves)
         updates_NP = self._flattened(gradients_of(losses_N.sum(), list(leaves.values())), rows=rows)
         norms = torch.linalg.vector_norm(updates_NP, dim=-1, keepdim=True)
-        updates_NP.mul_((self._room.local.clip_gradients / norms).clamp(max=1.0).mul_(self._room.local.lr))
+        updates_NP.mul_((self._context.local.clip_gradients / norms).clamp(max=1.0).mul_(self._context.local.lr))
         return Trained(
             updates_NP if rows is None else updates_NP[: len(members)],
             tuple(member.client.index for member in members),
@@ -199,19 +197,19 @@ class SharedEngine(Engine):
 
     def _losses(self, members: list[LoadedClient], parameters: Parameters) -> Tensor:
         """Every client's own loss at the server's model, [N]."""
-        room, whole = self._room, self._room.frozen.with_trained(parameters)
-        heard = [member.hear(self._before, room, dtype=self._dtype) for member in members]
+        context, whole = self._context, self._context.frozen.with_trained(parameters)
         if self._stacked is None:
             (member,) = members
-            batch = heard[0].take(member.lines[0])
-            return step_loss(room.family, whole, batch, settings=room.model, draws=member.draws[0])[None]
+            batch = self._features(member).take(member.lines[0])
+            return step_loss(context.family, whole, batch, settings=context.model, draws=member.draws[0])[None]
+        features = concatenate_features([self._features(member) for member in members])
         together = lock_step(members, 0, self._stacked, self._height(members))
         losses_N = self._stacked.losses(
             whole,
-            augmented(room.family, end_to_end(heard).take(together.lines), together.draws, settings=room.model),
+            augment_features(context.family, features.take(together.lines), together.draws, settings=context.model),
             rows_U=together.rows_U,
             clients=self._height(members),
-            settings=room.model,
+            settings=context.model,
             draws=together.draws.model,
         )
         return losses_N[: len(members)]

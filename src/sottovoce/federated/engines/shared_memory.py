@@ -28,7 +28,7 @@ def new_file(size: int) -> int:
     return descriptor
 
 
-def rows(descriptor: int, *, length: int) -> Tensor:
+def shared_rows(descriptor: int, *, length: int) -> Tensor:
     """The whole file as float32 [N, P], P being `length`."""
     size = os.fstat(descriptor).st_size
     return torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.float32).view(-1, length)

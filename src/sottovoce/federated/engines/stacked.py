@@ -5,8 +5,7 @@ Every client still has its own weights, batches and draws, so its update is what
 (where a family draws dropout's masks otherwise in a stack, they are as much the client's own). A client whose numbers
 are not finite spoils its own row and no other.
 
-Who shares a stack: clients with the same shared draw of layer-drop (`layerdrop_group`), so that a dropped block is
-skipped for all of them, and among these clients with about as much speech, so that nobody waits.
+Who shares a stack: clients with about as much speech, so that nobody waits.
 
 Shapes: N clients of a stack, L local steps, U utterances of a lock-step, P flat length.
 """
@@ -20,23 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
-from sottovoce.evaluation.prefetch import ahead
-from sottovoce.federated.client import (
-    ClientRoom,
-    LoadedClient,
-    PlannedClient,
-    gradients_of,
-    load_client,
-    plan_client,
-)
-from sottovoce.federated.engines.engine import Dropped, Engine, Trained, excuse, with_turns
-from sottovoce.federated.heard_before import HeardBefore, room_for_hearing
-from sottovoce.federated.measured import last_epoch, measured_wer
-from sottovoce.federated.weighting import ClientFigures
+from sottovoce.base.errors import InputError
+from sottovoce.data.audio.waveforms import concatenate_features
+from sottovoce.data.loading import prefetch
+from sottovoce.federated.client import ClientContext, LoadedClient, PlannedClient, gradients_of
+from sottovoce.federated.engines.engine import Dropped, InProcessEngine, Trained
+from sottovoce.federated.weighting import ClientFigures, last_epoch, measured_wer
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import Stacked, StepDraws, augmented, not_stacked
-from sottovoce.models.utterances import end_to_end
+from sottovoce.models.family import Stacked, StepDraws, augment_features, stacking_obstacle
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.settings import Weighting
 
@@ -64,96 +54,65 @@ class _Stack:
         return sum(member.audio_seconds for member in self.members)
 
 
-class StackedEngine(Engine):
+class StackedEngine(InProcessEngine):
     """Trains `size` clients at once; None chooses what fits into half of the device's free memory."""
 
     def __init__(
         self,
-        room: ClientRoom,
+        context: ClientContext,
         layout: Layout,
         *,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         stacked: Stacked[Any, Any] | None = None,
-        weighting: Weighting = Weighting.UNIFORM,
         size: int | None = None,
     ) -> None:
-        self._room, self._layout, self._device, self._dtype = room.on(device, dtype), layout, device, dtype
-        if (why := not_stacked(room.family, room.model)) is not None:
+        super().__init__(context, device, dtype)
+        if (why := stacking_obstacle(context.family, context.model)) is not None:
             raise InputError(f"federation.engine=stacked: {why}")
-        assert room.family.stacked is not None
-        self._stacked, self._weighting = stacked or room.family.stacked, weighting
-        self.size = size or fitting_size(self._stacked, room, layout, device)
+        assert context.family.stacking.stacked is not None
+        self._layout, self._stacked = layout, stacked or context.family.stacking.stacked
+        self.size = size or fitting_size(self._stacked, context, layout, device)
         self._weights: dict[int, Weights] = {}
-        self._before = HeardBefore(room_for_hearing(device))
 
     def train(
-        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
     ) -> Iterator[Trained | Dropped]:
-        members: list[PlannedClient] = []
-        for index, turn in with_turns(cohort, turns):
-            try:
-                members.append(plan_client(self._room, index, step=step, turn=turn))
-            except Exception as error:
-                yield excuse(index, error, forgiving=self._room.forgiving)
-        groups = self._groups(members, step)
-        with closing(ahead(self._load_stacks(groups, step), depth=1)) as loading:
-            for loaded in self.time_waits(loading):
+        members, dropped = self._plan_cohort(cohort, positions, step)
+        yield from dropped
+        with closing(prefetch(self._load_stacks(self._groups(members), step), depth=1)) as loading:
+            for loaded in self._time_waits(loading):
                 if isinstance(loaded, Dropped):
                     yield loaded
                 else:
                     yield from self._train_stack(server_P, loaded)
 
-    # What is loaded, and who together with whom.
+    def _groups(self, members: Sequence[PlannedClient]) -> list[list[PlannedClient]]:
+        """Stacks of at most `size`, by local steps and seconds."""
 
-    def _groups(self, members: Sequence[PlannedClient], step: int) -> list[list[PlannedClient]]:
-        """Stacks of at most `size`: one shared draw of layer-drop each, then by local steps and seconds."""
-        room = self._room
-        keyed = sorted(
-            members,
-            key=lambda m: (
-                room.draw_group(m.client, step=step) or 0,
-                len(m.batches),
-                m.padded_samples,
-                m.client.index,
-            ),
-        )
+        def similarity(m: PlannedClient) -> tuple[int, int, int]:
+            return len(m.batches), m.padded_samples, m.client.index
+
         groups: list[list[PlannedClient]] = []
-        for member in keyed:
+        for member in sorted(members, key=similarity):
             last = groups[-1] if groups else None
-            if last is None or len(last) == self.size or not self._together(last[0], member, step):
+            if last is None or len(last) == self.size or not self._together(last[0], member):
                 groups.append([member])
             else:
                 last.append(member)
         # The largest first: what the memory does not hold shows at once.
         return sorted(groups, key=lambda group: -sum(member.padded_samples for member in group))
 
-    def _together(self, one: PlannedClient, other: PlannedClient, step: int) -> bool:
-        room = self._room
-        if room.draw_group(one.client, step=step) != room.draw_group(other.client, step=step):
-            return False
+    def _together(self, one: PlannedClient, other: PlannedClient) -> bool:
         # An optimiser with a memory would go on moving a client that has no batches left.
-        return not room.local.optimiser_remembers or len(one.batches) == len(other.batches)
+        return not self._context.local.optimiser_remembers or len(one.batches) == len(other.batches)
 
     def _load_stacks(self, groups: Sequence[Sequence[PlannedClient]], step: int) -> Iterator[_Stack | Dropped]:
         for group in groups:
-            members = list(group)
-            while members:
-                try:
-                    yield self._stack([self._load(client, step) for client in members])
-                    break
-                except _ClientFailure as failure:
-                    yield failure.dropped
-                    members.remove(failure.member)
-
-    def _load(self, planned: PlannedClient, step: int) -> LoadedClient:
-        try:
-            return load_client(self._room, planned, step=step, device=self._device, before=self._before)
-        except Exception as error:
-            dropped = excuse(planned.client.index, error, forgiving=self._room.forgiving)
-            raise _ClientFailure(planned, dropped) from error
-
-    # Training.
+            loaded = [self._load(planned, step) for planned in group]
+            yield from (one for one in loaded if isinstance(one, Dropped))
+            if members := [one for one in loaded if isinstance(one, LoadedClient)]:
+                yield self._stack(members)
 
     def _train_stack(self, server_P: Tensor, stack: _Stack) -> Iterator[Trained | Dropped]:
         """A stack that fails is trained in halves, down to the one client that it fails for."""
@@ -161,7 +120,7 @@ class StackedEngine(Engine):
             trained = self._train(server_P, stack)
         except Exception as error:
             self._weights.clear()
-            dropped = excuse(stack.members[0].client.index, error, forgiving=self._room.forgiving)
+            dropped = self._drop(stack.members[0].client.index, error)
             if len(stack.members) == 1:
                 yield dropped
                 return
@@ -181,26 +140,30 @@ class StackedEngine(Engine):
         return Trained(updates_NP, indices, losses_N, figures, stack.audio_seconds, gradient_norms=norms_N)
 
     def _stack(self, members: list[LoadedClient]) -> _Stack:
-        return _stacked(members, stacked=self._stacked, size=self.size if self._stacked.full else len(members))
+        size = self.size if self._stacked.full else len(members)
+        steps = max(len(member.lines) for member in members)
+        return _Stack(members, [lock_step(members, step, self._stacked, size) for step in range(steps)], size)
 
     def _train_locally(self, server_P: Tensor, stack: _Stack) -> tuple[Weights, Tensor, Tensor, list[Tensor]]:
         """The weights of all clients after their local steps, their mean losses and, if they count, those by step.
 
         Between the two, the mean norms of their gradients: who is done has none, which adds nothing.
         """
-        room, local, count = self._room, self._room.local, stack.size
+        context, local, count = self._context, self._context.local, stack.size
         weights = self._weights_for(count)
         weights.reset(server_P)
         total_N, norms_N = torch.zeros(count, device=self._device), torch.zeros(count, device=self._device)
         by_step: list[Tensor] = []
-        heard = end_to_end([member.hear(self._before, room, dtype=self._dtype) for member in stack.members])
+        features = concatenate_features([self._features(member) for member in stack.members])
         for lock_step in stack.steps:
             losses_N = self._stacked.losses(
-                room.frozen.with_trained(weights.working),
-                augmented(room.family, heard.take(lock_step.lines), lock_step.draws, settings=room.model),
+                context.frozen.with_trained(weights.working),
+                augment_features(
+                    context.family, features.take(lock_step.lines), lock_step.draws, settings=context.model
+                ),
                 rows_U=lock_step.rows_U,
                 clients=count,
-                settings=room.model,
+                settings=context.model,
                 draws=lock_step.draws.model,
             )
             leaves = list(weights.working.values())
@@ -212,7 +175,7 @@ class StackedEngine(Engine):
             step_norms_N, _ = weights.step(lr=local.lr, max_norm=local.clip_gradients)
             total_N += losses_N.detach()
             norms_N += step_norms_N
-            if self._weighting is Weighting.LOSS_RELEASED:
+            if context.weighting is Weighting.LOSS_RELEASED:
                 by_step.append(losses_N.detach().clone())
         lengths = [float(len(member.lines)) for member in stack.members]
         steps_N = torch.tensor(lengths).to(self._device, non_blocking=True)
@@ -224,19 +187,19 @@ class StackedEngine(Engine):
             if len(self._weights) > 3:
                 self._weights.clear()
             self._weights[count] = Weights(
-                self._layout, self._room.local.built_optimiser(), device=self._device, dtype=self._dtype, rows=count
+                self._layout, self._context.local.built_optimiser(), device=self._device, dtype=self._dtype, rows=count
             )
         return self._weights[count]
 
     def _weighed_by(self, stack: _Stack, losses_N: Tensor, by_step: list[Tensor]) -> list[float] | list[None]:
         """The losses that weights depend on, if they do: reading them waits for the device."""
-        match self._weighting:
+        match self._context.weighting:
             case Weighting.LOSS:
                 return losses_N.tolist()
             case Weighting.LOSS_RELEASED:
                 losses_LN = torch.stack(by_step)
                 own = [losses_LN[: len(member.lines), row] for row, member in enumerate(stack.members)]
-                return [float(last_epoch(losses_L, self._room).mean()) for losses_L in own]
+                return [float(last_epoch(losses_L, self._context).mean()) for losses_L in own]
             case _:
                 return [None] * len(stack.members)
 
@@ -244,20 +207,9 @@ class StackedEngine(Engine):
         figures = []
         for row, (member, loss) in enumerate(zip(stack.members, losses, strict=True)):
             own = {name: stacked[row] for name, stacked in weights.working.items()}
-            wer = measured_wer(own, member.client, self._room, weighting=self._weighting, device=self._device)
+            wer = measured_wer(own, member.client, self._context, device=self._device)
             figures.append(ClientFigures(member.utterances, member.seconds, loss, wer, left_out=member.speech.left_out))
         return tuple(figures)
-
-
-class _ClientFailure(Exception):
-    def __init__(self, member: PlannedClient, dropped: Dropped) -> None:
-        super().__init__(dropped.reason)
-        self.member, self.dropped = member, dropped
-
-
-def _stacked(members: list[LoadedClient], *, stacked: Stacked[Any, Any], size: int) -> _Stack:
-    steps = max(len(member.lines) for member in members)
-    return _Stack(members, [lock_step(members, step, stacked, size) for step in range(steps)], size)
 
 
 def lock_step(members: Sequence[LoadedClient], local_step: int, stacked: Stacked[Any, Any], size: int) -> LockStep:
@@ -281,12 +233,12 @@ def lock_step(members: Sequence[LoadedClient], local_step: int, stacked: Stacked
 _LARGEST_STACK = 128  # more gain little, and wait longer for the one with the most speech
 
 
-def fitting_size(stacked: Stacked[Any, Any], room: ClientRoom, layout: Layout, device: torch.device) -> int:
+def fitting_size(stacked: Stacked[Any, Any], context: ClientContext, layout: Layout, device: torch.device) -> int:
     """How many clients fit into half of the device's free memory."""
     if device.type != "cuda":
         return 8
     free, _ = torch.cuda.mem_get_info(device)
-    seconds, steps = room.local.batch_seconds, room.local.local_steps or 1
-    own = stacked.bytes(room.model, seconds=seconds, steps=steps)
+    seconds, steps = context.local.batch_seconds, context.local.local_steps or 1
+    own = stacked.bytes(context.model, seconds=seconds, steps=steps)
     weights = layout.flat_size * 16  # master, copy, gradients as they come and as they are kept
-    return max(1, min(_LARGEST_STACK, room.cohort_size, int(0.5 * free / (own + weights))))
+    return max(1, min(_LARGEST_STACK, context.cohort_size, int(0.5 * free / (own + weights))))

@@ -1,7 +1,7 @@
-"""Many CPU cores: one process a core with one thread, each with its own working model, handed clients as it gets free.
+"""Many CPU cores: one process a core with one thread, each with its own working model, sent clients as it gets free.
 
 A small model's operations are too short to be shared by threads; whole clients are not. The server's model and the
-updates lie in shared memory and travel nowhere. Clients are handed out with most work first, and their updates come
+updates lie in shared memory and travel nowhere. Clients are sent out with most work first, and their updates come
 back in that same order, whichever process was the quickest: sums have the same bits whatever the timing and the
 number of processes.
 
@@ -11,34 +11,31 @@ Shapes: N rows of shared memory (the server's model, then slots), P flat length.
 """
 
 import os
-import signal
-import subprocess
-import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from traceback import format_exception
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError, promise
-from sottovoce.federated.client import ClientRoom
+from sottovoce.base.children import ChildAnswer, ChildKilled, ChildPool
+from sottovoce.base.errors import check_invariant
+from sottovoce.federated.client import ClientContext
 from sottovoce.federated.engines import shared_memory
-from sottovoce.federated.engines.engine import Dropped, Engine, Trained, with_turns
-from sottovoce.federated.engines.worker import SERVER, Answer, Done, Failed, Job, Ready, Setting
+from sottovoce.federated.engines.engine import Dropped, Engine, Trained, drop_or_raise, with_positions
+from sottovoce.federated.engines.sequential import SequentialEngine
+from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
-from sottovoce.privacy.settings import Weighting
 
 # For each worker: one update being made, one job waiting, and two updates that wait for an earlier client's.
 SLOTS_PER_WORKER = 4
 CONTAINER_SHARE = Path("/sys/fs/cgroup/cpu.max")
-PROGRAM = "from sottovoce.federated.engines.worker import main; main()"
+SERVER = 0  # the row of shared memory that holds the server's model; the others are slots for updates
 
 
 def usable_cores() -> int:
@@ -50,38 +47,43 @@ def usable_cores() -> int:
     return max(1, int(cores / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
-def most_work_first(room: ClientRoom, cohort: Sequence[int]) -> list[int]:
+def most_work_first(context: ClientContext, cohort: Sequence[int]) -> list[int]:
     """The clients of `cohort` by how much speech they work through; those with equally much stay in order."""
-    work = room.population.seconds[np.asarray(cohort, dtype=np.int64)]
-    if room.local.local_steps is not None:
-        work = np.minimum(work, room.local.batch_seconds)  # as many batches for each
+    work = context.population.seconds[np.asarray(cohort, dtype=np.int64)]
+    if context.local.local_steps is not None:
+        work = np.minimum(work, context.local.batch_seconds)  # as many batches for each
     return [cohort[place] for place in np.argsort(-work, kind="stable").tolist()]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Train `client` in round `step`, at its own `position`, and leave its update in row `slot`."""
+
+    client: int
+    step: int
+    slot: int
+    position: int = 0
+
+
+@dataclass(frozen=True)
+class Done:
+    """The update lies in its slot. `waited` is how long its data took to come, in seconds."""
+
+    loss: float
+    gradient_norm: float
+    figures: ClientFigures
+    audio_seconds: float
+    waited: float
 
 
 @dataclass(eq=False)
 class _Round:
-    """What is left to hand out, and what has come back before its turn."""
+    """What is left to send out, and what has come back before it is asked for."""
 
     step: int
-    turns: dict[int, int]
+    positions: dict[int, int]
     waiting: deque[int]
     results: dict[int, tuple[Job, Done] | Dropped] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class _Worker:
-    """A worker process and what it has been handed: first the client that it is training."""
-
-    process: subprocess.Popen[bytes]
-    connection: "Connection[Job, Answer]"
-    ready: bool = False
-    handed: deque[tuple[Job, _Round]] = field(default_factory=deque)
-
-    def end(self) -> int:
-        """End the process at once, since it keeps nothing; its exit status."""
-        self.connection.close()
-        self.process.kill()
-        return self.process.wait()
 
 
 class WorkersEngine(Engine):
@@ -93,50 +95,51 @@ class WorkersEngine(Engine):
 
     def __init__(
         self,
-        room: ClientRoom,
+        context: ClientContext,
         layout: Layout,
         *,
         dtype: torch.dtype = torch.float32,
-        weighting: Weighting = Weighting.UNIFORM,
         workers: int | None = None,
     ) -> None:
-        count = workers or usable_cores()
-        self._room = room
-        self._setting = shared_memory.put(Setting(room, layout, dtype, weighting))
-        slots = count * SLOTS_PER_WORKER
-        self._memory = shared_memory.new_file(shared_memory.rows_size(1 + slots, length=layout.flat_size))
-        self._rows_NP = shared_memory.rows(self._memory, length=layout.flat_size)
+        self._context, self._count = context, workers or usable_cores()
+        slots = self._count * SLOTS_PER_WORKER
+        setting = shared_memory.put((context, layout, dtype))
+        memory = shared_memory.new_file(shared_memory.rows_size(1 + slots, length=layout.flat_size))
+        self._rows_NP = shared_memory.shared_rows(memory, length=layout.flat_size)
         self._free = [*range(slots, SERVER, -1)]
-        self._workers: list[_Worker] = []
-        self._ending = weakref.finalize(self, _end, self._workers, (self._setting, self._memory))
-        for _ in range(count):
-            self._start_worker()
+        files = (setting, memory)
+        self._pool = ChildPool(self._count, begin=_begin, given=files, descriptors=files, replaces=True)
+        self._ending = weakref.finalize(self, _end, self._pool, files)
 
     def close(self) -> None:
         """End the processes."""
         self._ending()
 
     def train(
-        self, server_P: Tensor, cohort: Sequence[int], *, step: int, turns: Sequence[int] | None = None
+        self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
     ) -> Iterator[Trained | Dropped]:
-        promise(self._ending.alive, "the engine is closed")
+        check_invariant(self._ending.alive, "the engine is closed")
         self.waited = 0.0
         self._rows_NP[SERVER].copy_(server_P)
-        order = most_work_first(self._room, cohort)
-        current = _Round(step, dict(with_turns(cohort, turns)), deque(order))
+        order = most_work_first(self._context, cohort)
+        current = _Round(step, dict(with_positions(cohort, positions)), deque(order))
         with _one_thread():
-            for client in order:
-                self._advance(current, timeout=0.0)
-                while client not in current.results:
-                    self._advance(current, timeout=None)
-                result = current.results.pop(client)
-                if isinstance(result, Dropped):
-                    yield result
-                else:
-                    yield from self._hand_over(*result)
+            try:
+                for client in order:
+                    self._advance(current, timeout=0.0)
+                    while client not in current.results:
+                        self._advance(current, timeout=None)
+                    result = current.results.pop(client)
+                    if isinstance(result, Dropped):
+                        yield result
+                    else:
+                        yield from self._give_back(*result)
+            finally:  # what is being trained of a round that was given up frees its slot when it comes
+                self._free += [job.slot for _, job in self._pool.cancel_waiting()]
+                self._free += [done[0].slot for done in current.results.values() if not isinstance(done, Dropped)]
 
-    def _hand_over(self, job: Job, done: Done) -> Iterator[Trained]:
-        """The update, and its slot back when it is done with."""
+    def _give_back(self, job: Job, done: Done) -> Iterator[Trained]:
+        """The update, and its slot when it is done with."""
         update_P, loss, norm = self._rows_NP[job.slot], torch.tensor(done.loss), torch.tensor(done.gradient_norm)
         try:
             yield Trained(update_P, (job.client,), loss, (done.figures,), done.audio_seconds, gradient_norms=norm)
@@ -144,81 +147,26 @@ class WorkersEngine(Engine):
             self._free.append(job.slot)
 
     def _advance(self, current: _Round, *, timeout: float | None) -> None:
-        """Take what has come back and hand out what can be; without a timeout, wait until something has."""
-        self._hand_out(current)
-        by_connection = {worker.connection: worker for worker in self._workers}
-        for connection in wait(list(by_connection), timeout):
-            assert isinstance(connection, Connection)
-            self._receive(by_connection[connection], current)
-        self._hand_out(current)
+        """Send out what there are slots for and take what has come; without a timeout, wait until something has."""
+        while current.waiting and self._free:
+            client = current.waiting.popleft()
+            job = Job(client, current.step, self._free.pop(), current.positions[client])
+            self._pool.submit((current, job), _train_job, job)
+        for answer in self._pool.answers(timeout=timeout):
+            self._take(answer, current)
 
-    def _hand_out(self, current: _Round) -> None:
-        """A client for every worker, and a second one while there are plenty, so that nobody waits for this process."""
-        for depth in (1, 2):
-            for worker in self._workers:
-                plenty = depth == 1 or len(current.waiting) > len(self._workers)
-                if worker.ready and len(worker.handed) < depth and current.waiting and self._free and plenty:
-                    client = current.waiting.popleft()
-                    job = Job(client, current.step, self._free.pop(), current.turns[client])
-                    worker.handed.append((job, current))
-                    with suppress(OSError):  # it has died: reading from it will say so
-                        worker.connection.send(job)
-
-    def _receive(self, worker: _Worker, current: _Round) -> None:
-        try:
-            answer = worker.connection.recv()
-        except (EOFError, OSError):
-            self._replace(worker)
-            return
-        match answer:
-            case Ready():
-                worker.ready = True
-            case Failed(words=words, refused=refused):
-                raise InputError(words) if refused else RuntimeError(f"a worker process failed:\n{words}")
-            case Done() | Dropped():
-                job, of_round = worker.handed.popleft()
-                if of_round is current and isinstance(answer, Done):
-                    self.waited += answer.waited / len(self._workers)
-                    current.results[job.client] = (job, answer)
-                else:
-                    self._give_up(job, of_round, answer)
-
-    def _give_up(self, job: Job, of_round: _Round, answer: Done | Dropped) -> None:
-        """No update in this job's slot: its client failed, or nobody waits for its round any more."""
-        self._free.append(job.slot)
-        if isinstance(answer, Dropped):
-            of_round.results[job.client] = answer
-
-    # The processes.
-
-    def _replace(self, worker: _Worker) -> None:
-        """The client that was being trained is lost; what had not been begun is handed out again."""
-        self._workers.remove(worker)
-        status = worker.end()
-        if not worker.ready:
-            raise RuntimeError(f"a worker process ended with status {status} before it could start")
-        for place, (job, of_round) in enumerate(worker.handed):
-            if place == 0:
-                self._give_up(job, of_round, Dropped(job.client, f"its process ended with status {status}"))
-            else:
-                self._free.append(job.slot)
-                of_round.waiting.appendleft(job.client)
-        self._start_worker()
-
-    def _start_worker(self) -> None:
-        ours, theirs = Pipe()
-        descriptors = (theirs.fileno(), self._setting, self._memory)
-        here = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        with _signals_held():
-            process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, *map(str, descriptors)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=descriptors,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": here},
-                start_new_session=True,  # a terminal's Ctrl-C is for this process alone
-            )
-        theirs.close()
-        self._workers.append(_Worker(process, ours))
+    def _take(self, answer: ChildAnswer, current: _Round) -> None:
+        (of_round, job), result = answer.name, answer.value
+        if isinstance(answer.error, ChildKilled):
+            result = Dropped(job.client, str(answer.error))
+        elif answer.error is not None:
+            raise RuntimeError("a worker process failed:\n" + "".join(format_exception(answer.error)))
+        if of_round is not current or isinstance(result, Dropped):
+            self._free.append(job.slot)
+        if of_round is current:
+            if isinstance(result, Done):
+                self.waited += result.waited / self._count
+            current.results[job.client] = result if isinstance(result, Dropped) else (job, result)
 
 
 @contextmanager
@@ -233,19 +181,48 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """A process that is started in here never hears of SIGINT and SIGTERM: whoever hands out the work ends it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end(workers: list[_Worker], descriptors: Sequence[int]) -> None:
-    for worker in workers:
-        worker.end()
-    workers.clear()
+def _end(pool: ChildPool, descriptors: Sequence[int]) -> None:
+    pool.close()
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+# In the worker's process.
+
+
+@dataclass(frozen=True, eq=False)
+class _Worker:
+    engine: SequentialEngine
+    rows_NP: Tensor
+    forgiving: bool
+
+
+_worker: _Worker | None = None
+
+
+def _begin(setting: int, memory: int) -> None:
+    """Make this process's engine, from file descriptors of shared memory."""
+    global _worker
+    torch.set_num_threads(1)
+    found = shared_memory.got(setting)
+    assert isinstance(found, tuple)
+    context, layout, dtype = found
+    rows_NP = shared_memory.shared_rows(memory, length=layout.flat_size)
+    engine = SequentialEngine(context, layout, device=torch.device("cpu"), dtype=dtype)
+    _worker = _Worker(engine, rows_NP, context.forgiving)
+
+
+def _train_job(job: Job) -> Done | Dropped:
+    assert _worker is not None
+    engine, rows_NP = _worker.engine, _worker.rows_NP
+    try:
+        (trained,) = engine.train(rows_NP[SERVER], [job.client], step=job.step, positions=[job.position])
+        if isinstance(trained, Dropped):
+            return trained
+        rows_NP[job.slot].copy_(trained.update)
+        (figures,) = trained.figures
+        assert trained.gradient_norms is not None
+        norm = float(trained.gradient_norms)
+        return Done(float(trained.losses), norm, figures, trained.audio_seconds, engine.waited)
+    except Exception as error:  # around the training itself: a thread that cannot start, a loss that cannot be read
+        return drop_or_raise(job.client, error, forgiving=_worker.forgiving)

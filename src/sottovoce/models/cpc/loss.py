@@ -1,16 +1,15 @@
-"""How well what comes next is told from what is said elsewhere in the same utterance (Ramesh et al. 2023, App. A.1).
+"""Contrastive predictive coding: the next steps against others of the same utterance (Ramesh et al. 2023, App. A.1).
 
-    z_t  step t as the dense layers hear it        c_t  the same with all before it, by the LSTMs
+    z_t  step t by the dense layers        c_t  the same with all before it, by the LSTMs
 
     loss = Σ_k −1/(T−k) Σ_t log softmax of z_{t+k}ᵀ(W_k c_t + b_k)/κ over z_{t+k} and N−1 other steps of the utterance
 
-Rows go by the step that is predicted, s = t + k: its rivals are drawn once and are the same for every distance k. All
-scores against all steps are computed, and how often a step was drawn weighs its term in the sum. To gather N vectors z
-for every step would move N·D/K times as many numbers as there are steps: more, up to 5,461 steps or 164 s in the
-paper's size. To gather scores instead takes longer too, where an utterance is not many times as long as N.
+Rows go by the step that is predicted, s = t + k: its rivals are drawn once for all distances k. All scores against all
+steps are computed, and how often a step was drawn weighs its term: to gather N vectors z, or their scores, for every
+step takes longer up to utterances of minutes.
 
-Shapes: U utterances, K distances, T steps of the longest, S = T the steps to be predicted, D width of z, C of c,
-R = N - 1 rivals of a step.
+Shapes: U utterances, K distances, T steps of the longest, S = T the steps to be predicted, D width of z, C of c, R = N
+- 1 rivals of a step.
 """
 
 import math
@@ -21,6 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from sottovoce.data.audio.waveforms import Features
+from sottovoce.models.cpc.settings import Settings, predictors
+from sottovoce.models.family import Parameters
+from sottovoce.models.speech_lstm import dense_steps, lstm_steps
+from sottovoce.models.trainable import with_corrections
 
 PLACE_BITS = 31  # of a draw, which stands for a place among an utterance's other steps
 LEAST = -80.0  # exp of less is lost beside 1 in any precision
@@ -38,6 +43,21 @@ def even_places(rivals: int) -> Tensor:
     return places_R.to(torch.int32)[None, None]
 
 
+def contrast(
+    parameters: Parameters, features: Features, *, settings: Settings, draws: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, rivals and lengths for `contrastive_losses`; without draws rivals are evenly spread."""
+    weights, encoder = with_corrections(parameters), settings.encoder
+    z_UTD = dense_steps(weights, features.features_UTF, settings=encoder)
+    c_UTC, _ = lstm_steps(weights, z_UTD, settings=encoder)
+    device, steps = z_UTD.device, z_UTD.shape[1]
+    lengths_U = (features.frames_U // encoder.stack).to(device, non_blocking=True)
+    # Draws may be for more padding than there is.
+    places_USR = even_places(settings.candidates - 1) if draws is None else draws[:, :steps]
+    rivals_USR = rival_steps(places_USR.to(device, non_blocking=True), lengths_U, steps)
+    return score_steps(z_UTD, c_UTC, predictors(weights, settings=settings)), rivals_USR, lengths_U
+
+
 def rival_steps(places_USR: Tensor, lengths_U: Tensor, steps: int) -> Tensor:
     """The steps that stand against each step: any other of the same utterance, all equally likely, [U, S, R].
 
@@ -50,17 +70,17 @@ def rival_steps(places_USR: Tensor, lengths_U: Tensor, steps: int) -> Tensor:
     return (true_S1 + onwards_USR) % lengths_U11.clamp(min=1)
 
 
-def scores_of(z_UTD: Tensor, c_UTC: Tensor, predictors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def score_steps(z_UTD: Tensor, c_UTC: Tensor, predictors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """z_jᵀ(W_k c_{s-k} + b_k) for all steps s and j, [U, K, S, T]; where s < k, of no meaning."""
     utterances, steps, _ = z_UTD.shape
-    told = [
+    predicted = [
         F.linear(F.pad(c_UTC, (0, 0, k, 0))[:, :steps], *predictor) for k, predictor in enumerate(predictors, start=1)
     ]
-    told_UXD = torch.stack(told, dim=1).flatten(1, 2)
-    return torch.bmm(told_UXD, z_UTD.mT).view(utterances, len(predictors), steps, steps)
+    predicted_UXD = torch.stack(predicted, dim=1).flatten(1, 2)
+    return torch.bmm(predicted_UXD, z_UTD.mT).view(utterances, len(predictors), steps, steps)
 
 
-def losses(scores_UKST: Tensor, rivals_USR: Tensor, lengths_U: Tensor, *, scale: float) -> Tensor:
+def contrastive_losses(scores_UKST: Tensor, rivals_USR: Tensor, lengths_U: Tensor, *, scale: float) -> Tensor:
     """The loss of each utterance, [U]; nothing where it is too short to predict anything."""
     lost_UKS: Tensor = _Lost.apply(scores_UKST, _counts(rivals_USR, scores_UKST), scale)  # type: ignore[no-untyped-call]
     shares_UKS = _shares(lengths_U, lost_UKS)

@@ -1,6 +1,6 @@
 """What there is to choose of contrastive predictive coding, and the shapes of its tensors.
 
-encoder.…          that of `speech_lstm`, to be handed on
+encoder.…          that of `speech_lstm`, which other families inherit
 prediction.L       W_k and b_k for k = L + 1, from a context to the step that comes k later; of no use afterwards
 """
 
@@ -11,38 +11,36 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
-from sottovoce.models.speech_lstm import settings as speech_lstm
-from sottovoce.models.speech_lstm.settings import Encoder, encoder_shapes, linear_shapes
+from sottovoce.base.errors import InputError
+from sottovoce.models import speech_lstm
+from sottovoce.models.checks import check_counts
+from sottovoce.models.speech_lstm import EncoderSettings, encoder_shapes, linear_shapes
 
 MOST_CANDIDATES = 65_536  # of one step, each of which is drawn and compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`ahead` is K, the furthest step that is predicted; `candidates` is N, the true step among them.
+    """`ahead` is K, the furthest step that is predicted; `candidates` is N, the true step among them."""
 
-    `temperature` is κ, by which scores are divided; None is the root of the dense layers' width, as in attention.
-    """
-
-    encoder: Encoder = field(default_factory=Encoder)
+    encoder: EncoderSettings = field(default_factory=EncoderSettings)
     ahead: int = 12
     candidates: int = 128
-    temperature: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("ahead", 1), ("candidates", 2)):
-            if (value := getattr(self, name)) < least:
-                raise InputError(f"model: {name}={value}, expected at least {least}")
+        check_counts(self, "ahead")
+        check_counts(self, "candidates", least=2)
         if self.candidates > MOST_CANDIDATES:
             raise InputError(f"model: candidates={self.candidates}, expected at most {MOST_CANDIDATES:,}")
-        if self.temperature is not None and not (math.isfinite(self.temperature) and self.temperature > 0):
-            raise InputError(f"model: temperature={self.temperature}, expected a positive number")
+
+    @property
+    def layer_count(self) -> int:
+        return self.encoder.layers + self.ahead
 
     @property
     def scale(self) -> float:
         """What scores are multiplied by: 1/κ."""
-        return 1 / (math.sqrt(self.encoder.dense_width) if self.temperature is None else self.temperature)
+        return 1 / math.sqrt(self.encoder.dense_width)
 
 
 SIZES = speech_lstm.SIZES

@@ -7,7 +7,7 @@ Shapes: B rows (utterances, or hypotheses of a search), T encoder steps, L token
 width, V tokens.
 
 Token 0 is the blank, and begins and ends every text. The attention of the step before is looked at, not trained
-through, as in the released code. `start` and `step` are what a search calls.
+through, as in the released code. `start_decoder` and `step_decoder` are what a search calls.
 """
 
 from typing import Any, NamedTuple
@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.models.crdnn.network import log_softmax
+from sottovoce.models import ctc
 from sottovoce.models.crdnn.settings import Settings
 from sottovoce.models.ctc import BLANK
 from sottovoce.models.family import Parameters
-from sottovoce.models.module import with_corrections
+from sottovoce.models.trainable import with_corrections
 
 BEGIN = END = BLANK
 
@@ -34,7 +34,7 @@ class DecoderState(NamedTuple):
     keys_BTA: Tensor
 
 
-def start(parameters: Parameters, memory_BTD: Tensor, lengths_B: Tensor, *, settings: Settings) -> DecoderState:
+def start_decoder(parameters: Parameters, memory_BTD: Tensor, lengths_B: Tensor, *, settings: Settings) -> DecoderState:
     """Before the first token: attention is spread evenly over each row's own steps."""
     weights = with_corrections(parameters)
     lengths_B1 = lengths_B.to(memory_BTD.device, non_blocking=True).clamp(min=1)[:, None]
@@ -47,7 +47,7 @@ def start(parameters: Parameters, memory_BTD: Tensor, lengths_B: Tensor, *, sett
     )
 
 
-def step(
+def step_decoder(
     parameters: Parameters,
     memory_BTD: Tensor,
     lengths_B: Tensor,
@@ -77,7 +77,7 @@ def teacher_forced(
     """Log-probabilities [U, L+1, V] of each token and of the end, given those before, and the attention [U, L+1, T]."""
     weights = with_corrections(parameters)
     lengths_U, tokens_UL = (own.to(memory_UTD.device, non_blocking=True) for own in (lengths_U, tokens_UL))
-    state = start(weights, memory_UTD, lengths_U, settings=settings)
+    state = start_decoder(weights, memory_UTD, lengths_U, settings=settings)
     outside_UT = ~_inside(memory_UTD, lengths_U.clamp(min=1)[:, None])
     given_ULE = F.embedding(F.pad(tokens_UL, (1, 0), value=BEGIN), weights["embedding.weight"])
     read, attended = [], []
@@ -112,15 +112,15 @@ def _advance(
     places_BCT = F.conv1d(state.attention_BT.detach()[:, None], places, padding=places.shape[-1] // 2)
     location_BTA = _linear(weights, "attention.location", places_BCT.transpose(1, 2))
     query_B1A = _linear(weights, "attention.query", hidden_BD)[:, None]
-    heard_BTA = torch.tanh(state.keys_BTA + query_B1A + location_BTA)
-    scores_BT = F.linear(heard_BTA, weights["attention.score.weight"])[:, :, 0]
+    attended_BTA = torch.tanh(state.keys_BTA + query_B1A + location_BTA)
+    scores_BT = F.linear(attended_BTA, weights["attention.score.weight"])[:, :, 0]
     attention_BT = scores_BT.masked_fill(outside_BT, -torch.inf).softmax(dim=-1)
     context_BD = torch.bmm(attention_BT[:, None], memory_BTD)[:, 0]
     return DecoderState(hidden_BD, _linear(weights, "attention.value", context_BD), attention_BT, state.keys_BTA)
 
 
 def _written(weights: Parameters, read: Tensor) -> Tensor:
-    return log_softmax(_linear(weights, "output", _linear(weights, "readout", read)))
+    return ctc.log_softmax(_linear(weights, "output", _linear(weights, "readout", read)))
 
 
 def _linear(weights: Parameters, name: str, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Shapes: U utterances, T encoder steps, L tokens of the longest text, V tokens wi
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import torch
@@ -13,14 +14,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, Ears
-from sottovoce.errors import InputError
-from sottovoce.models import attention_search, ctc, module
-from sottovoce.models.attention_search import AttentionDecoder, Found, Search
-from sottovoce.models.crdnn import settings as architecture
+from sottovoce.base.seeds import seeded_kernels
+from sottovoce.data.audio.features import HOP_SAMPLES, MEL_COUNT, FeatureSettings
+from sottovoce.data.audio.waveforms import Features
+from sottovoce.models import ctc
+from sottovoce.models.attention_search import AttentionDecoder, SearchOptions, search_attention
+from sottovoce.models.checks import check_size
 from sottovoce.models.crdnn import stacked
-from sottovoce.models.crdnn.decoder import END, start, step
-from sottovoce.models.crdnn.fast import (
+from sottovoce.models.crdnn.decoder import END, start_decoder, step_decoder
+from sottovoce.models.crdnn.features import extract_features, frames_of
+from sottovoce.models.crdnn.graphs import (
     STEP_MULTIPLE,
     TOKEN_MULTIPLE,
     RecordedStacks,
@@ -28,13 +31,31 @@ from sottovoce.models.crdnn.fast import (
     recorded_decoder,
     recorded_encoder,
 )
-from sottovoce.models.crdnn.front import frames_of, hear
 from sottovoce.models.crdnn.network import Encoded, encode
-from sottovoce.models.crdnn.settings import POOLING, SIZES, Settings, named_settings
-from sottovoce.models.family import Family, Parameters, Progress, Recognition, Stacked
-from sottovoce.models.log_mel import Narrow, check_ears, narrowing
-from sottovoce.models.utterances import Features
-from sottovoce.seeds import seeded_kernels
+from sottovoce.models.crdnn.settings import (
+    POOLING,
+    SIZES,
+    Settings,
+    init,
+    named_settings,
+    parameter_shapes,
+    running_statistics,
+)
+from sottovoce.models.decoding import Hypothesis
+from sottovoce.models.family import (
+    Family,
+    FrontEnd,
+    Parameters,
+    Presentation,
+    Recognition,
+    Stacked,
+    Stacking,
+    Training,
+    TrainingProgress,
+    Transfer,
+)
+from sottovoce.models.log_mel import check_feature_settings, narrow_by_settings
+from sottovoce.models.module import draw_seeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +69,16 @@ class Options:
     mu: Annotated[float, Field(ge=0, le=1)] = 0.7
     label_smoothing: Annotated[float, Field(ge=0, le=1)] = 0.1
     ctc_epochs: Annotated[int, Field(ge=0)] | None = None
-    ctc_steps: Annotated[int, Field(ge=0)] | None = None
     as_released: bool = False
-    ears: Ears | None = None  # None is not written, so that older recipes are written as they always were
+    features: FeatureSettings | None = None  # None is not written: older recipes are written as they always were
 
     def __post_init__(self) -> None:
-        if self.size not in SIZES:
-            raise InputError(f"size={self.size!r}, expected one of {', '.join(SIZES)}")
-        check_ears(self.ears, as_released=self.as_released)
+        check_size(self.size, SIZES)
+        check_feature_settings(self.features, as_released=self.as_released)
 
     def settings(self, *, tokens: int) -> Settings:
         given = {own.name: getattr(self, own.name) for own in fields(self) if own.name != "family"}
+        given["ears"] = given.pop("features")  # saved models call it so
         return named_settings(tokens=tokens, **given)
 
 
@@ -88,7 +108,7 @@ KINDS = {
 }
 
 
-def corrected(name: str) -> bool:
+def is_lora_target(name: str) -> bool:
     """Every matrix but what belongs to a single token, or is one row or a norm."""
     return name.endswith(".weight") and not name.startswith(("cnn.", "embedding.", "attention.score."))
 
@@ -97,13 +117,7 @@ def unusable(settings: Settings, samples: int, tokens: Sequence[int]) -> str | N
     steps = frames_of(samples, settings) // POOLING
     if not steps:
         return "too short for one encoder step"
-    if ctc.required_frames(tokens) > steps:
-        return "text too long for its audio"
-    return None
-
-
-def narrow(settings: Settings) -> Narrow | None:
-    return narrowing(settings.ears, as_released=settings.as_released)
+    return ctc.text_obstacle(tokens, frames=steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,39 +128,24 @@ class Draws:
     with_ctc: bool = True
 
 
-def draw(
-    settings: Settings,
-    utterances: Sequence[int],
-    *,
-    samples: Sequence[int],
-    generator: torch.Generator,
-    shared: torch.Generator | None = None,
-) -> list[Draws]:
-    return [Draws(seed) for seed in module.draw(settings, utterances, generator=generator)]
+def draw(settings: Settings, utterances: Sequence[int], *, generator: torch.Generator, **_: Any) -> list[Draws]:
+    return [Draws(seed) for seed in draw_seeds(settings, utterances, generator=generator)]
 
 
-def at(settings: Settings, draws: Draws, progress: Progress) -> Draws:
+def adjust_draws(settings: Settings, draws: Draws, progress: TrainingProgress) -> Draws:
     """CTC helps attention to find its way, and is left out once that is known."""
-    over = (
-        (settings.ctc_epochs is not None and progress.epoch >= settings.ctc_epochs),
-        (settings.ctc_steps is not None and progress.step >= settings.ctc_steps),
-    )
-    return replace(draws, with_ctc=not any(over))
+    is_over = settings.ctc_epochs is not None and progress.epoch >= settings.ctc_epochs
+    return replace(draws, with_ctc=not is_over)
 
 
 def loss(
-    parameters: Parameters,
-    features: Features,
-    *,
-    settings: Settings,
-    draws: Draws | None,
-    **ways: Any,
+    parameters: Parameters, features: Features, *, settings: Settings, draws: Draws | None, **functions: Any
 ) -> Tensor:
-    """mu·CE + (1 − mu)·CTC (Gao et al., Eq. 3), or CE alone; `ways` are other functions for training."""
+    """mu·CE + (1 − mu)·CTC (Gao et al., Eq. 3), or CE alone; `functions` are other ones for training."""
     if draws is None:
         return _joint(parameters, features, settings=settings, with_ctc=True, training=False)
     with seeded_kernels(draws.seed, device=features.features_UTF.device):
-        return _joint(parameters, features, settings=settings, with_ctc=draws.with_ctc, training=True, **ways)
+        return _joint(parameters, features, settings=settings, with_ctc=draws.with_ctc, training=True, **functions)
 
 
 def _joint(
@@ -162,15 +161,13 @@ def _joint(
     encoded = encode(parameters, features, settings=settings, training=training)
     mu, parts = settings.mu if with_ctc else 1.0, []
     if mu > 0:
-        heard = (encoded.memory_UTD, encoded.lengths_U, features.tokens_UL)
-        log_probs_ULV = log_probs(parameters, *heard, settings=settings, dropout=settings.dropout if training else 0.0)
-        smoothing = settings.label_smoothing
-        parts.append(
-            mu * cross_entropy(log_probs_ULV, features.tokens_UL, features.token_lengths_U, smoothing=smoothing)
-        )
+        inputs = (encoded.memory_UTD, encoded.lengths_U, features.tokens_UL)
+        log_probs_ULV = log_probs(parameters, *inputs, settings=settings, dropout=settings.dropout if training else 0.0)
+        texts, smoothing = (features.tokens_UL, features.token_lengths_U), settings.label_smoothing
+        parts.append(mu * cross_entropy(log_probs_ULV, *texts, smoothing=smoothing))
     if mu < 1:
-        texts = (encoded.lengths_U, features.tokens_UL, features.token_lengths_U)
-        parts.append((1 - mu) * ctc.loss_by_token(encoded.ctc_log_probs_UTV, *texts))
+        texts = (features.tokens_UL, features.token_lengths_U)
+        parts.append((1 - mu) * ctc.mean_ctc_loss_by_token(encoded.ctc_log_probs_UTV, encoded.lengths_U, *texts))
     return torch.stack(parts).sum()
 
 
@@ -190,15 +187,18 @@ def emit(parameters: Parameters, features: Features, *, settings: Settings) -> t
     return encoded.ctc_log_probs_UTV, encoded.lengths_U
 
 
-def search(parameters: Parameters, features: Features, *, settings: Settings, how: Search) -> list[list[Found]]:
+def search(
+    parameters: Parameters, features: Features, *, settings: Settings, how: SearchOptions
+) -> list[list[Hypothesis]]:
     """The best texts of each utterance, by the decoder and, where `how` asks for it, the CTC head."""
     if settings.mu == 0:  # the decoder was never trained: it must decide nothing
         how = replace(how, ctc_weight=1.0, end_threshold=None, longest_shift=None)
     encoded = encode(parameters, features, settings=settings)
     decoder = AttentionDecoder(
-        start=partial(start, parameters, settings=settings), step=partial(step, parameters, settings=settings)
+        start=partial(start_decoder, parameters, settings=settings),
+        step=partial(step_decoder, parameters, settings=settings),
     )
-    return attention_search.search(
+    return search_attention(
         decoder, encoded.memory_UTD, encoded.lengths_U, ctc_log_probs_UTV=encoded.ctc_log_probs_UTV, how=how
     )
 
@@ -207,7 +207,7 @@ def search(parameters: Parameters, features: Features, *, settings: Settings, ho
 WORTH_RECORDING = 500
 
 
-def faster(
+def accelerate(
     family: Family[Settings, Draws],
     working: Parameters | None,
     *,
@@ -219,16 +219,16 @@ def faster(
     """Recorded, for training the whole of `working` on a GPU; not as released, where padding is part of the speech."""
     if device.type != "cuda" or steps < WORTH_RECORDING or working is None or settings.as_released:
         return family
-    ways: dict[str, Any] = {"encode": recorded_encoder(working, settings=settings)}
+    functions: dict[str, Any] = {"encode": recorded_encoder(working, settings=settings)}
     if settings.mu > 0:
-        ways["log_probs"] = recorded_decoder(working, settings=settings)
-    return replace(family, loss=partial(loss, **ways))
+        functions["log_probs"] = recorded_decoder(working, settings=settings)
+    return replace(family, loss=partial(loss, **functions))
 
 
 # Many clients at once.
 
 
-def losses(
+def stacked_losses(
     parameters: Parameters,
     features: Features,
     *,
@@ -236,18 +236,18 @@ def losses(
     clients: int,
     settings: Settings,
     draws: Sequence[Draws | None],
-    ways: stacked.Ways | None = None,
+    record: stacked.Record | None = None,
     **padding: int,
 ) -> Tensor:
     """`loss` of each of N `clients`, [N]; utterance i belongs to client `rows_U[i]`.
 
-    `ways` and `padding` are those of `stacked.losses` and `stacked.in_lines`.
+    `record` and `padding` are those of `stacked.client_losses` and `stacked.arrange_lines`.
     """
-    return stacked.losses(
+    return stacked.client_losses(
         parameters,
-        stacked.in_lines(features, rows_U=rows_U, clients=clients, **padding),
+        stacked.arrange_lines(features, rows_U=rows_U, clients=clients, **padding),
         settings=settings,
-        ways=ways,
+        record=record,
         seeds_N=[None if own is None else own.seed for own in draws],
         mu_N=[settings.mu if own is None or own.with_ctc else 1.0 for own in draws],
     )
@@ -257,24 +257,24 @@ def losses(
 WORTH_RECORDING_STACKS = 10_000
 
 
-def faster_stacks(
+def accelerate_stacks(
     stacks: Stacked[Settings, Draws], *, steps: int, batch_seconds: float, device: torch.device
 ) -> Stacked[Settings, Draws]:
     """For stacked clients; `steps` counts those of each. All stacks are as high, so that few shapes occur."""
     if device.type != "cuda" or steps < WORTH_RECORDING_STACKS:
         return stacks
     recorded = partial(
-        losses, ways=RecordedStacks(), frame_multiple=POOLING * STEP_MULTIPLE, token_multiple=TOKEN_MULTIPLE
+        stacked_losses, record=RecordedStacks(), frame_multiple=POOLING * STEP_MULTIPLE, token_multiple=TOKEN_MULTIPLE
     )
     return replace(stacks, losses=recorded, full=True)
 
 
-def unfit(settings: Settings) -> str | None:
-    """What hangs on a batch as a whole would hang on the other clients' batches in a stack."""
+def stacking_unfit(settings: Settings) -> str | None:
+    """What depends on a batch as a whole would depend on the other clients of a stack."""
     if settings.norm != "layer":
         return f"with norm={settings.norm}, whose statistics are those of a batch; expected norm=layer"
     if settings.as_released:
-        return "with as_released, where padding is heard; expected as_released=false"
+        return "with as_released, where padding is part of the speech; expected as_released=false"
     return None
 
 
@@ -291,8 +291,8 @@ def stack_bytes(settings: Settings, *, seconds: float, steps: int) -> float:
     frames = seconds * _FRAMES_PER_SECOND
     planes = sum(channels * (MEL_COUNT >> block) for block, channels in enumerate(settings.channels))
     widths = settings.rnn_layers * settings.rnn_width
-    heard = 10 * _TOKENS_PER_SECOND * settings.decoder_width  # by each token of an utterance of ten seconds
-    kept = frames * _SAVED_PLANES * planes + frames / POOLING * (_SAVED_WIDTHS * widths + heard)
+    attended = 10 * _TOKENS_PER_SECOND * settings.decoder_width  # by each token of an utterance of ten seconds
+    kept = frames * _SAVED_PLANES * planes + frames / POOLING * (_SAVED_WIDTHS * widths + attended)
     return _NUMBER_BYTES * (kept + frames * steps * MEL_COUNT)
 
 
@@ -301,29 +301,28 @@ def samples_per_frame(_settings: Settings) -> int:
 
 
 # For weights of either kind: shared ones are seen as every client's.
-_STACKED = Stacked(join=list, losses=losses, bytes=stack_bytes, unfit=unfit, faster=faster_stacks)
+_STACKED = Stacked(
+    join=list, losses=stacked_losses, bytes=stack_bytes, unfit=stacking_unfit, accelerate=accelerate_stacks
+)
 
 FAMILY = Family(
     name="crdnn",
     Options=Options,
     Settings=Settings,
-    tiny={"size": "tiny"},
-    shapes=architecture.parameter_shapes,
-    layers=architecture.layers,
-    init=architecture.init,
-    place=module.place,
-    kinds=KINDS,
-    corrected=corrected,
-    of_tokens=frozenset({"ctc.weight", "ctc.bias", "embedding.weight", "output.weight", "output.bias"}),
+    smoke_options={"size": "tiny"},
+    shapes=parameter_shapes,
+    init=init,
     unusable=unusable,
     draw=draw,
-    at=at,
     loss=loss,
-    hear=hear,
-    narrow=narrow,
-    statistics=architecture.statistics,
-    faster=faster,
+    front_end=FrontEnd(extract_features=extract_features, narrow=narrow_by_settings),
     recognition=Recognition(emit=emit, samples_per_frame=samples_per_frame, search=search),
-    stacked=_STACKED,
-    shared=_STACKED,
+    stacking=Stacking(stacked=_STACKED, shared=_STACKED),
+    presentation=Presentation(kinds=KINDS),
+    transfer=Transfer(
+        token_tensors=frozenset({"ctc.weight", "ctc.bias", "embedding.weight", "output.weight", "output.bias"}),
+        is_lora_target=is_lora_target,
+        layer_count=attrgetter("layer_count"),
+    ),
+    training=Training(adjust_draws=adjust_draws, statistics=running_statistics, accelerate=accelerate),
 )

@@ -2,11 +2,10 @@
 
     features ─► CNN blocks ─► max over 4 frames ─► LSTMs ─► DNN ─► memory ─► linear ─► CTC's log-probabilities
 
-Shapes: U utterances, T frames (10 ms before the pooling, 40 ms after), F frequency bins, C channels, D width, V tokens.
+Padding changes nothing: convolutions see an utterance's own frames mirrored at its end, pooling takes whole windows,
+LSTMs run over each utterance's own steps. The released model does none of that, nor do we with `as_released`.
 
-What stands behind an utterance's end changes nothing: convolutions see its own frames mirrored there, as they do at the
-end of a batch; pooling takes whole windows; LSTMs hear each utterance from its beginning and, backwards, from its own
-end. The released model does none of that, and neither do we where settings say `as_released`.
+Shapes: U utterances, T frames (10 ms before the pooling, 40 ms after), F frequency bins, C channels, D width, V tokens.
 """
 
 from collections.abc import Mapping
@@ -16,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.models import lstm
+from sottovoce.data.audio.waveforms import Features
+from sottovoce.models import ctc, lstm
 from sottovoce.models.crdnn.settings import DIRECTIONS, POOLING, Settings
 from sottovoce.models.family import Parameters
-from sottovoce.models.module import with_corrections
-from sottovoce.models.utterances import Features
+from sottovoce.models.trainable import with_corrections
 
 SLOPE = 0.01  # of the LeakyReLUs
 EPS = 1e-5
@@ -46,17 +45,13 @@ def encode(parameters: Parameters, features: Features, *, settings: Settings, tr
     x_UTD = convolve(weights, features_UTF, ends_U, settings=settings, dropout=dropout)
     own_U = torch.full_like(lengths_U, x_UTD.shape[1]) if settings.as_released else lengths_U.clamp(min=1)
     own_U = own_U.to(x_UTD.device, non_blocking=True)
-    x_UTD = recur(weights, x_UTD, own_U, settings=settings, dropout=dropout)
+    x_UTD = run_lstms(weights, x_UTD, own_U, settings=settings, dropout=dropout)
     memory_UTD = deepen(weights, x_UTD, own_U, settings=settings, training=training)
-    return Encoded(memory_UTD, lengths_U, heard_by_ctc(weights, memory_UTD))
+    return Encoded(memory_UTD, lengths_U, ctc_log_probs(weights, memory_UTD))
 
 
-def heard_by_ctc(weights: Mapping[str, Tensor], memory_UTD: Tensor) -> Tensor:
-    return log_softmax(F.linear(memory_UTD, weights["ctc.weight"], weights["ctc.bias"]))
-
-
-def log_softmax(scores: Tensor) -> Tensor:
-    return scores.log_softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+def ctc_log_probs(weights: Mapping[str, Tensor], memory_UTD: Tensor) -> Tensor:
+    return ctc.log_softmax(F.linear(memory_UTD, weights["ctc.weight"], weights["ctc.bias"]))
 
 
 def step_lengths(frames_U: Tensor, frames: int, settings: Settings) -> Tensor:
@@ -141,7 +136,7 @@ def _drop_planes(x_UCTF: Tensor, dropout: float, *, bins: bool) -> Tensor:
 # LSTMs.
 
 
-def recur(
+def run_lstms(
     weights: Mapping[str, Tensor],
     x_UTD: Tensor,
     lengths_U: Tensor,
@@ -150,7 +145,7 @@ def recur(
     dropout: float,
     recordable: bool = False,
 ) -> Tensor:
-    """Bidirectional LSTMs over each utterance's own steps: [U, T, 2D]; behind its end stands whatever comes.
+    """Bidirectional LSTMs over each utterance's own steps: [U, T, 2D]; behind its end values mean nothing.
 
     Torch's own are faster than ours, but on a GPU they cannot be recorded.
     """
@@ -185,13 +180,7 @@ def deepen(
 
 
 def _normalise(
-    weights: Mapping[str, Tensor],
-    stem: str,
-    x_UTD: Tensor,
-    inside_UT1: Tensor,
-    *,
-    settings: Settings,
-    training: bool,
+    weights: Mapping[str, Tensor], stem: str, x_UTD: Tensor, inside_UT1: Tensor, *, settings: Settings, training: bool
 ) -> Tensor:
     gain_D, bias_D = weights[f"{stem}.weight"], weights[f"{stem}.bias"]
     if settings.norm == "layer":
@@ -212,7 +201,7 @@ def _normalise(
 
 
 class _Move(torch.autograd.Function):
-    """Nothing to x; the running statistic's "gradient" is how far it moves back in this step (`Family.statistics`)."""
+    """Returns x; the running statistic's "gradient" is how far it moves back in this step (`Training.statistics`)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, running: Tensor, seen: Tensor) -> Tensor:

@@ -17,9 +17,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sottovoce.audio.features import MEL_COUNT, Ears
-from sottovoce.errors import InputError
-from sottovoce.models.log_mel import check_ears
+from sottovoce.base.errors import InputError
+from sottovoce.data.audio.features import MEL_COUNT, FeatureSettings
+from sottovoce.models.checks import check_counts, check_probabilities, check_size, check_token_count
+from sottovoce.models.log_mel import check_feature_settings
 
 POOLING = 4  # frames that become one encoder step: 40 ms
 KERNEL = 3
@@ -30,10 +31,10 @@ DIRECTIONS = ("forward", "backward")
 class Settings:
     """The architecture and its loss. `tokens` counts the blank, which also begins and ends every text.
 
-    The loss is mu·CE + (1 − mu)·CTC, in local training for the first `ctc_epochs` epochs and `ctc_steps` steps, and CE
+    The loss is mu·CE + (1 − mu)·CTC, in local training for the first `ctc_epochs` epochs, and CE
     alone afterwards; None is for ever. `as_released`: features are SpeechBrain's, and padding is part of the speech.
     Each mel filter is normalised by `feature_mean` and `feature_deviation` then or, without, in each utterance alone.
-    `ears`: how our own features are normalised; None is as everywhere.
+    `ears`, as saved models call them: how our own features are normalised; None is as everywhere.
     """
 
     tokens: int
@@ -51,24 +52,19 @@ class Settings:
     mu: float = 0.7
     label_smoothing: float = 0.1
     ctc_epochs: int | None = None
-    ctc_steps: int | None = None
     as_released: bool = False
     feature_mean: tuple[float, ...] | None = None
     feature_deviation: tuple[float, ...] | None = None
-    ears: Ears | None = None
+    ears: FeatureSettings | None = None
 
     def __post_init__(self) -> None:
-        check_ears(self.ears, as_released=self.as_released)
-        counts = ("rnn_layers", "rnn_width", "dnn_layers", "dnn_width", "embedding", "decoder_width")
-        for name in (*counts, "location_channels", "location_reach"):
-            if (value := getattr(self, name)) < 1:
-                raise InputError(f"model: {name}={value}, expected at least 1")
+        check_feature_settings(self.ears, as_released=self.as_released)
+        check_counts(self, "rnn_layers", "rnn_width", "dnn_layers", "dnn_width", "embedding", "decoder_width")
+        check_counts(self, "location_channels", "location_reach")
         if not self.channels or min(self.channels) < 1 or MEL_COUNT >> len(self.channels) < 1:
             raise InputError(f"model: channels={self.channels}, expected one to six positive numbers")
-        if self.tokens < 2:
-            raise InputError(f"model: tokens={self.tokens}, expected at least 2 (one token and the blank)")
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"model: dropout={self.dropout}, expected a probability in [0, 1)")
+        check_token_count(self.tokens)
+        check_probabilities(self, "dropout")
         if self.norm not in ("layer", "batch"):
             raise InputError(f"model: norm={self.norm!r}, expected layer or batch")
         for name in ("mu", "label_smoothing"):
@@ -81,9 +77,12 @@ class Settings:
             raise InputError("model: feature_mean or feature_deviation has a number that is not finite")
         if self.feature_deviation is not None and min(self.feature_deviation) <= 0:
             raise InputError("model: feature_deviation has a number that is not positive")
-        for name in ("ctc_epochs", "ctc_steps"):
-            if (limit := getattr(self, name)) is not None and limit < 0:
-                raise InputError(f"model: {name}={limit}, expected at least 0")
+        if self.ctc_epochs is not None:
+            check_counts(self, "ctc_epochs", least=0)
+
+    @property
+    def layer_count(self) -> int:
+        return self.rnn_layers + self.dnn_layers
 
     @property
     def rnn_input(self) -> int:
@@ -112,13 +111,8 @@ def named_settings(size: str, *, tokens: int, **changes: Any) -> Settings:
     >>> named_settings("template", tokens=250, dropout=0.0).rnn_input
     5120
     """
-    if size not in SIZES:
-        raise InputError(f"model: size={size!r}, expected one of {', '.join(SIZES)}")
+    check_size(size, SIZES, where="model: ")
     return Settings(**{**SIZES[size], "tokens": tokens, **changes})
-
-
-def layers(settings: Settings) -> int:
-    return settings.rnn_layers + settings.dnn_layers
 
 
 def parameter_shapes(settings: Settings) -> dict[str, tuple[int, ...]]:
@@ -164,7 +158,7 @@ def parameter_shapes(settings: Settings) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def statistics(settings: Settings) -> frozenset[str]:
+def running_statistics(settings: Settings) -> frozenset[str]:
     """Batch-norm's running means and variances: moved by what a step has seen, not by a gradient."""
     return frozenset(name for name in parameter_shapes(settings) if name.endswith((".mean", ".variance")))
 

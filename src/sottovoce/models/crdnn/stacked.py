@@ -1,13 +1,12 @@
 """Many clients' CRDNNs at once, every tensor with a leading client axis: what `network` and `decoder` do, batched.
 
-A step of one client is a few microseconds of arithmetic and a launch of each kernel. Here one kernel serves a step of
-all clients; LSTMs are those of `models.lstm`. A client's loss is, up to rounding, what it is alone:
+One kernel serves a step of all clients. A client's loss is, up to rounding, what it is alone:
 
     attention    Σ a_t (V m_t + b) = V Σ a_t m_t + b, as attention sums to one: values are taken of all steps, once
     its places   convolutions over the steps of attention are products with matrices that are made once
     embeddings   products with ones and zeros: unlike a table's, their gradients add up in one order
 
-Dropout's masks are drawn client by client in the shapes that it has alone: they hang on nobody else.
+Dropout's masks are drawn client by client in the shapes that each has alone: they depend on no other client.
 
 Shapes: N clients, W utterances of the client with most, B = N·W lines (some idle), U utterances, T frames or encoder
 steps, F frequency bins, C channels, D width, E embedding, A attention's width, L tokens of a text and its end, V
@@ -21,18 +20,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.models import ctc, lstm, stacks
+from sottovoce.base.seeds import seeded_kernels
+from sottovoce.data.audio.waveforms import Features
+from sottovoce.models import ctc, lstm
 from sottovoce.models.crdnn.decoder import BEGIN, END
-from sottovoce.models.crdnn.network import EPS, SLOPE, log_softmax, reflected
+from sottovoce.models.crdnn.network import EPS, SLOPE, reflected
 from sottovoce.models.crdnn.settings import DIRECTIONS, POOLING, Settings, parameter_shapes
 from sottovoce.models.family import Parameters
-from sottovoce.models.stacks import Weights, line_places, linear, stacked_weights
-from sottovoce.models.utterances import Features
-from sottovoce.seeds import seeded_kernels
+from sottovoce.models.stacks import Weights, line_places, stacked_linear, stacked_weights, to_lines
 
 
 @dataclass(frozen=True, eq=False)
-class Lines:
+class ClientLines:
     """The utterances of a step, client by client: as many lines for each as the one with most has; idle ones are empty.
 
     Features are on the device, everything else is on the host.
@@ -53,17 +52,17 @@ class Lines:
         return [slice(number * width, number * width + count) for number, count in enumerate(counts)]
 
 
-def in_lines(
+def arrange_lines(
     features: Features, *, rows_U: Sequence[int], clients: int, frame_multiple: int = 1, token_multiple: int = 1
-) -> Lines:
+) -> ClientLines:
     """Give every utterance its line; `rows_U` are their clients. Multiples pad lines and texts (with an end each)."""
     places_U, width = line_places(rows_U, clients)
 
     def lines(own: Tensor) -> Tensor:
-        return stacks.in_lines(own, places_U, clients * width)
+        return to_lines(own, places_U, clients * width)
 
     features_UTF, tokens_UL = features.features_UTF, features.tokens_UL
-    return Lines(
+    return ClientLines(
         lines(F.pad(features_UTF, (0, 0, 0, -features_UTF.shape[1] % frame_multiple))),
         lines(features.frames_U),
         lines(F.pad(tokens_UL, (0, -(tokens_UL.shape[1] + 1) % token_multiple))),
@@ -73,27 +72,28 @@ def in_lines(
     )
 
 
-Ways = Callable[[Weights, Settings], Mapping[str, Callable[..., Tensor]]]
+# Recorded forms of `encode_clients` and `decode_clients` for these weights, by name; none where there are none.
+Record = Callable[[Weights, Settings], Mapping[str, Callable[..., Tensor]]]
 
 
-def losses(
+def client_losses(
     parameters: Parameters,
-    lines: Lines,
+    lines: ClientLines,
     *,
     settings: Settings,
     seeds_N: Sequence[int | None],
     mu_N: Sequence[float],
-    ways: Ways | None = None,
+    record: Record | None = None,
 ) -> Tensor:
     """mu·CE + (1 - mu)·CTC of each client, [N], with its own mu; 0 for one without utterances.
 
-    `ways` gives other functions for `encode` and `log_probs`.
+    `record` gives recorded functions for `encode` and `log_probs`.
     """
     weights = stacked_weights(parameters, lines.clients, parameter_shapes(settings))
-    plain: dict[str, Callable[..., Tensor]] = {"encode": encode, "log_probs": log_probs}
-    chosen = plain if ways is None else {**plain, **ways(weights, settings)}
+    plain: dict[str, Callable[..., Tensor]] = {"encode": encode_clients, "log_probs": decode_clients}
+    chosen = plain if record is None else {**plain, **record(weights, settings)}
     dtype, device = weights["ctc.weight"].dtype, lines.features_BTF.device
-    masks = draw_masks(lines, seeds_N, settings=settings, dtype=dtype, decoded=max(mu_N) > 0)
+    masks = draw_dropout_masks(lines, seeds_N, settings=settings, dtype=dtype, decoded=max(mu_N) > 0)
     frames_B, tokens_BL = (own.to(device, non_blocking=True) for own in (lines.frames_B, lines.tokens_BL))
     memory_NWTD = chosen["encode"](
         weights, lines.features_BTF.to(dtype), frames_B, *masks.encoder, clients=lines.clients, settings=settings
@@ -104,10 +104,10 @@ def losses(
         log_probs_NWLV = chosen["log_probs"](
             weights, memory_NWTD, frames_B, tokens_BL, *masks.decoder, settings=settings
         )
-        total_N = total_N + mus_N * cross_entropy(log_probs_NWLV, lines, smoothing=settings.label_smoothing)
+        total_N = total_N + mus_N * _cross_entropy(log_probs_NWLV, lines, smoothing=settings.label_smoothing)
     if min(mu_N) < 1:
-        log_probs_BTV = log_softmax(linear(weights, "ctc", memory_NWTD)).flatten(0, 1)
-        total_N = total_N + (1 - mus_N) * ctc.loss_by_row(
+        log_probs_BTV = ctc.log_softmax(stacked_linear(weights, "ctc", memory_NWTD)).flatten(0, 1)
+        total_N = total_N + (1 - mus_N) * ctc.mean_ctc_losses_by_client(
             log_probs_BTV.index_select(0, lines.places_U.to(device, non_blocking=True)),
             lines.frames_B[lines.places_U] // POOLING,
             lines.tokens_BL[lines.places_U],
@@ -119,7 +119,7 @@ def losses(
     return total_N
 
 
-def cross_entropy(log_probs_NWLV: Tensor, lines: Lines, *, smoothing: float) -> Tensor:
+def _cross_entropy(log_probs_NWLV: Tensor, lines: ClientLines, *, smoothing: float) -> Tensor:
     """`family.cross_entropy` of each client, [N]."""
     device, clients = log_probs_NWLV.device, lines.clients
     targets_BL = F.pad(lines.tokens_BL, (0, 1), value=END)  # zero behind each text, as END is
@@ -143,19 +143,19 @@ def _normalised(weights: Weights, name: str, x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Masks:
+class DropoutMasks:
     """What a step's dropouts multiply by, in the order of their use; none without dropout."""
 
     encoder: list[Tensor]  # channels [N, W, C, 1, 1], then [N, W, T, D] between LSTMs, and in the DNN
     decoder: list[Tensor]  # one: [L, N, W, E + A], of the token before and of the context
 
 
-def draw_masks(
-    lines: Lines, seeds_N: Sequence[int | None], *, settings: Settings, dtype: torch.dtype, decoded: bool
-) -> Masks:
+def draw_dropout_masks(
+    lines: ClientLines, seeds_N: Sequence[int | None], *, settings: Settings, dtype: torch.dtype, decoded: bool
+) -> DropoutMasks:
     """Each client's own, from its seed and in the order and the shapes of its own batch."""
     if not settings.dropout:
-        return Masks([], [])
+        return DropoutMasks([], [])
     device, clients, width = lines.features_BTF.device, lines.clients, len(lines.frames_B) // lines.clients
     steps, tokens = max(lines.features_BTF.shape[1] // POOLING, 1), lines.tokens_BL.shape[1] + 1
 
@@ -187,7 +187,7 @@ def draw_masks(
                     mask.copy_(drawn(*mask.shape))
             else:  # not the same as alone, though as much its own: as many launches as tokens would cost too much
                 own_given.copy_(drawn(*own_given.shape))
-    return Masks(planes + in_time, [given_LNWD])
+    return DropoutMasks(planes + in_time, [given_LNWD])
 
 
 def _dropped(x: Tensor, masks: Iterator[Tensor]) -> Tensor:
@@ -198,21 +198,21 @@ def _dropped(x: Tensor, masks: Iterator[Tensor]) -> Tensor:
 # The encoder.
 
 
-def encode(
+def encode_clients(
     weights: Weights, features_BTF: Tensor, frames_B: Tensor, *masks: Tensor, clients: int, settings: Settings
 ) -> Tensor:
     """What the decoder attends to: [N, W, T, D]. Everything is on the device."""
     dropping = iter(masks)
-    x_NWTD = convolve(weights, features_BTF, frames_B, dropping, clients=clients, settings=settings)
-    x_NWTD = recur(weights, x_NWTD, frames_B, dropping, settings=settings)
+    x_NWTD = _convolve(weights, features_BTF, frames_B, dropping, clients=clients, settings=settings)
+    x_NWTD = _recur(weights, x_NWTD, frames_B, dropping, settings=settings)
     for layer in range(settings.dnn_layers):
-        x_NWTD = linear(weights, f"dnn.{layer}.linear", x_NWTD)
+        x_NWTD = stacked_linear(weights, f"dnn.{layer}.linear", x_NWTD)
         x_NWTD = _normalised(weights, f"dnn.{layer}.norm", x_NWTD.flatten(1, 2)).view_as(x_NWTD)
         x_NWTD = _dropped(F.leaky_relu(x_NWTD, SLOPE), dropping)
     return x_NWTD
 
 
-def convolve(
+def _convolve(
     weights: Weights,
     features_BTF: Tensor,
     frames_B: Tensor,
@@ -242,7 +242,9 @@ def convolve(
     return x_BTD.view(clients, -1, *x_BTD.shape[1:])
 
 
-def recur(weights: Weights, x_NWTD: Tensor, frames_B: Tensor, masks: Iterator[Tensor], *, settings: Settings) -> Tensor:
+def _recur(
+    weights: Weights, x_NWTD: Tensor, frames_B: Tensor, masks: Iterator[Tensor], *, settings: Settings
+) -> Tensor:
     """Bidirectional LSTMs over each utterance's own steps: [N, W, T, 2D]."""
     turned_NWT = lstm.turned_places(_steps(frames_B), x_NWTD.shape[2]).view(x_NWTD.shape[:3])
     for layer in range(settings.rnn_layers):
@@ -261,21 +263,21 @@ def _steps(frames_B: Tensor) -> Tensor:
 # The decoder.
 
 
-def log_probs(
+def decode_clients(
     weights: Weights, memory_NWTD: Tensor, frames_B: Tensor, tokens_BL: Tensor, *masks: Tensor, settings: Settings
 ) -> Tensor:
     """`decoder.teacher_forced`: log-probabilities [N, W, L, V] of each token and of the end.
 
-    Everything is on the device, and whatever does not hang on the token is done before.
+    Everything is on the device, and what does not depend on the token is done before.
     """
     clients, width, steps, _ = memory_NWTD.shape
     dtype, lengths_NW1 = memory_NWTD.dtype, _steps(frames_B).view(clients, width, 1)
     inside_NWT = torch.arange(steps, device=frames_B.device) < lengths_NW1
     attention_NWT = inside_NWT.to(dtype) / lengths_NW1.to(dtype)
     outside_NM1 = torch.zeros_like(attention_NWT).masked_fill_(~inside_NWT, -torch.inf).view(clients, -1, 1)
-    values_BTA = linear(weights, "attention.value", memory_NWTD).flatten(0, 1)
+    values_BTA = stacked_linear(weights, "attention.value", memory_NWTD).flatten(0, 1)
     bias_N11A = (weights["attention.query.bias"] + weights["attention.location.bias"])[:, None, None]
-    keys_NWTA = linear(weights, "attention.key", memory_NWTD) + bias_N11A
+    keys_NWTA = stacked_linear(weights, "attention.key", memory_NWTD) + bias_N11A
     query_NDA, location_NCA, score_NA1 = (
         weights[f"attention.{name}.weight"].mT for name in ("query", "location", "score")
     )
@@ -296,14 +298,14 @@ def log_probs(
         )
         places_NMC = torch.bmm(attention_NWT.detach(), kernels_NTX).view(clients, width * steps, -1)
         asked_NMA = (keys_NWTA + torch.bmm(hidden_NWD, query_NDA)[:, :, None]).flatten(1, 2)
-        heard_NMA = torch.tanh(torch.baddbmm(asked_NMA, places_NMC, location_NCA))
-        scores_NM1 = torch.baddbmm(outside_NM1, heard_NMA, score_NA1)
+        attended_NMA = torch.tanh(torch.baddbmm(asked_NMA, places_NMC, location_NCA))
+        scores_NM1 = torch.baddbmm(outside_NM1, attended_NMA, score_NA1)
         attention_NWT = scores_NM1.view(clients, width, steps).softmax(dim=-1)
         context_NWA = torch.bmm(attention_NWT.view(-1, 1, steps), values_BTA).view(clients, width, -1)
         contexts.append(context_NWA)
         hiddens.append(hidden_NWD)
     read_NWLD = torch.cat([torch.stack(contexts, dim=2), torch.stack(hiddens, dim=2)], dim=-1)
-    return log_softmax(linear(weights, "output", linear(weights, "readout", read_NWLD)))
+    return ctc.log_softmax(stacked_linear(weights, "output", stacked_linear(weights, "readout", read_NWLD)))
 
 
 def _given(weights: Weights, tokens_NWL: Tensor, *masks: Tensor, settings: Settings) -> Tensor:

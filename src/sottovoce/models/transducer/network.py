@@ -1,7 +1,7 @@
 """The transducer: its settings, its prediction network, its joint.
 
     speech ─► encoder ─► f ─┐
-                            ├─► tanh(f + g) ─► output ─► the blank: go on listening; a token: write it, and ask again
+                            ├─► tanh(f + g) ─► output ─► the blank: next step; a token: write it, and ask again
     tokens ─► embedding ─► LSTMs ─► g ─┘
 
 Output 0 is the blank, and what stands before a text's first token.
@@ -16,14 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.errors import InputError
-from sottovoce.models import lstm
+from sottovoce.models import lstm, speech_lstm
+from sottovoce.models.checks import check_counts, check_size, check_token_count
 from sottovoce.models.ctc import BLANK
 from sottovoce.models.family import Parameters
-from sottovoce.models.lstm import State
-from sottovoce.models.speech_lstm import settings as speech_lstm
-from sottovoce.models.speech_lstm.network import cells
-from sottovoce.models.speech_lstm.settings import Encoder, encoder_shapes, linear_shapes, lstm_shapes
+from sottovoce.models.lstm import LstmState
+from sottovoce.models.speech_lstm import EncoderSettings, encoder_shapes, linear_shapes, lstm_cells, lstm_shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +29,17 @@ class Settings:
     """The architecture. `tokens` counts the blank. The prediction network is as wide as the encoder, to be added."""
 
     tokens: int
-    encoder: Encoder = field(default_factory=Encoder)
+    encoder: EncoderSettings = field(default_factory=EncoderSettings)
     embedding: int = 1024
     predictor_layers: int = 2
 
     def __post_init__(self) -> None:
-        if self.tokens < 2:
-            raise InputError(f"model: tokens={self.tokens}, expected at least 2 (one token and the blank)")
-        for name in ("embedding", "predictor_layers"):
-            if (value := getattr(self, name)) < 1:
-                raise InputError(f"model: {name}={value}, expected at least 1")
+        check_token_count(self.tokens)
+        check_counts(self, "embedding", "predictor_layers")
+
+    @property
+    def layer_count(self) -> int:
+        return self.encoder.layers + self.predictor_layers
 
 
 # With an encoder of the same name; 71,120,837 parameters with 2,501 outputs as in the paper.
@@ -57,8 +56,7 @@ def named_settings(size: str, *, tokens: int) -> Settings:
     >>> named_settings("ramesh", tokens=2501).encoder.lstm_width
     1024
     """
-    if size not in SIZES:
-        raise InputError(f"model: size={size!r}, expected one of {', '.join(SIZES)}")
+    check_size(size, SIZES, where="model: ")
     return Settings(tokens=tokens, encoder=speech_lstm.SIZES[size], **SIZES[size])
 
 
@@ -84,11 +82,11 @@ def predict(weights: Parameters, tokens_UL: Tensor, *, settings: Settings) -> Te
 
 
 def predict_next(
-    weights: Parameters, tokens_BL: Tensor, state: State | None = None, *, settings: Settings
-) -> tuple[Tensor, State]:
+    weights: Parameters, tokens_BL: Tensor, state: LstmState | None = None, *, settings: Settings
+) -> tuple[Tensor, LstmState]:
     """g behind each of `tokens_BL`, and the state behind the last of them."""
     given_BLE = F.embedding(tokens_BL, weights["embedding.weight"])
-    return lstm.forwards(given_BLE, cells(weights, "predictor", layers=settings.predictor_layers), state)
+    return lstm.forwards(given_BLE, lstm_cells(weights, "predictor", layers=settings.predictor_layers), state)
 
 
 def joint(weights: Parameters, encoded: Tensor, predicted: Tensor, *, temperature: float = 1.0) -> Tensor:

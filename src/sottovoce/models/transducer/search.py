@@ -1,10 +1,8 @@
 """From encoder steps to texts: greedy search, whose state can be carried on, and beam search.
 
-Greedy search takes the best output at each step and, as long as that is a token, asks again. While nothing is written
-the prediction network stands still, so several steps are looked at together.
-
-Beam search is synchronous in time: at each step every text goes on by a blank or by up to `MOST_AT_ONCE` tokens, and
-texts that were reached in several ways are one, with the sum of their probabilities.
+Greedy search takes the best output at each step and, as long as that is a token, asks again; several steps are scored
+together. Beam search is synchronous in time: at each step every text goes on by a blank or by up to `MOST_AT_ONCE`
+tokens, and texts that were reached in several ways are one, with the sum of their probabilities.
 
 Shapes: U utterances, B rows, T encoder steps, A steps looked at together, D width, V outputs.
 """
@@ -15,14 +13,20 @@ from dataclasses import dataclass, replace
 from heapq import nlargest
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.models.attention_search import Found, Search, ranked
+from sottovoce.data.audio.features import HOP_SAMPLES, WINDOW_SAMPLES
+from sottovoce.models.attention_search import SearchOptions, rank_by_language_model
 from sottovoce.models.ctc import BLANK
+from sottovoce.models.decoding import Hypothesis
 from sottovoce.models.family import Parameters
-from sottovoce.models.lstm import State
+from sottovoce.models.lstm import LstmState
+from sottovoce.models.speech_lstm import encode_frames, normalised_log_power
+from sottovoce.models.trainable import with_corrections
 from sottovoce.models.transducer.network import Settings, joint, predict_next
 
 MOST_AT_ONCE = 5  # tokens in one step: nobody says more in 30 ms
@@ -33,7 +37,7 @@ class Written(NamedTuple):
     """What greedy search remembers of the text so far: g, and the prediction network's state."""
 
     predicted_UD: Tensor
-    state: State
+    state: LstmState
 
 
 def nothing_written(weights: Parameters, rows: int, *, settings: Settings) -> Written:
@@ -42,7 +46,7 @@ def nothing_written(weights: Parameters, rows: int, *, settings: Settings) -> Wr
     return Written(predicted_U1D[:, 0], state)
 
 
-def greedy(
+def search_greedily(
     weights: Parameters,
     encoded_UTD: Tensor,
     lengths_U: Tensor,
@@ -50,7 +54,7 @@ def greedy(
     *,
     settings: Settings,
     temperature: float = 1.0,
-) -> tuple[list[Found], Written]:
+) -> tuple[list[Hypothesis], Written]:
     """The text of each utterance's steps, with its log-score (one alignment's), and from where later steps go on."""
     utterances, device = len(encoded_UTD), encoded_UTD.device
     predicted_UD, state = nothing_written(weights, utterances, settings=settings) if before is None else before
@@ -83,12 +87,12 @@ def greedy(
             continue
         next_B1D, next_state = predict_next(weights, token_U[rows, None], state.take(rows), settings=settings)
         predicted_UD = predicted_UD.index_copy(0, rows, next_B1D[:, 0])
-        state = State(*(old.index_copy(1, rows, new) for old, new in zip(state, next_state, strict=True)))
+        state = LstmState(*(old.index_copy(1, rows, new) for old, new in zip(state, next_state, strict=True)))
         for row, token, step in zip(rows.tolist(), token_U[rows].tolist(), step_U[rows].tolist(), strict=True):
             tokens[row].append(token)
             frames[row].append(step)
     scores = score_U.tolist()
-    found = [Found(*own, ended=True) for own in zip(tokens, frames, scores, strict=True)]
+    found = [Hypothesis(*own) for own in zip(tokens, frames, scores, strict=True)]
     return found, Written(predicted_UD, state)
 
 
@@ -105,15 +109,15 @@ class _Text:
 class _Beams:
     """The texts of all utterances, and what the prediction network makes of each."""
 
-    def __init__(self, weights: Parameters, utterances: int, *, settings: Settings, how: Search) -> None:
+    def __init__(self, weights: Parameters, utterances: int, *, settings: Settings, how: SearchOptions) -> None:
         self.weights, self.settings, self.how = weights, settings, how
         self.predicted_BD, self.state = nothing_written(weights, utterances, settings=settings)
         self.texts = [[_Text((), (), 0.0, row)] for row in range(utterances)]
 
-    def listen(self, encoded_UD: Tensor, listening: Sequence[int], *, step: int) -> None:
+    def advance(self, encoded_UD: Tensor, active: Sequence[int], *, step: int) -> None:
         """One step of speech, for those utterances that have it."""
-        reached: dict[int, dict[tuple[int, ...], _Text]] = {utterance: {} for utterance in listening}
-        going = {utterance: self.texts[utterance] for utterance in listening}
+        reached: dict[int, dict[tuple[int, ...], _Text]] = {utterance: {} for utterance in active}
+        going = {utterance: self.texts[utterance] for utterance in active}
         for count in range(MOST_AT_ONCE + 1):
             flat = [(utterance, text) for utterance, texts in going.items() for text in texts]
             if not flat:
@@ -163,7 +167,7 @@ class _Beams:
         next_B1D, state = predict_next(self.weights, tokens_B1, self.state.take(parents), settings=self.settings)
         rows = iter(range(len(self.predicted_BD), len(self.predicted_BD) + len(flat)))
         self.predicted_BD = torch.cat([self.predicted_BD, next_B1D[:, 0]])
-        self.state = State(*(torch.cat(pair, dim=1) for pair in zip(self.state, state, strict=True)))
+        self.state = LstmState(*(torch.cat(pair, dim=1) for pair in zip(self.state, state, strict=True)))
         return {utterance: [replace(text, row=next(rows)) for text in texts] for utterance, texts in going.items()}
 
     def _forget(self) -> None:
@@ -188,29 +192,27 @@ def _best(texts: Iterable[_Text], width: int) -> list[_Text]:
     return nlargest(width, texts, key=lambda text: text.score)
 
 
-def beam(
-    weights: Parameters, encoded_UTD: Tensor, lengths_U: Tensor, *, settings: Settings, how: Search
-) -> list[list[Found]]:
+def search_with_beam(
+    weights: Parameters, encoded_UTD: Tensor, lengths_U: Tensor, *, settings: Settings, how: SearchOptions
+) -> list[list[Hypothesis]]:
     """The `how.width` best texts of each utterance, the best first."""
     beams, lengths = _Beams(weights, len(encoded_UTD), settings=settings, how=how), lengths_U.tolist()
     for step in range(max(lengths, default=0)):
-        listening = [utterance for utterance, length in enumerate(lengths) if step < length]
-        beams.listen(encoded_UTD[:, step], listening, step=step)
-    return [
-        [Found(list(text.tokens), list(text.frames), text.score, ended=True) for text in texts] for texts in beams.texts
-    ]
+        active = [utterance for utterance, length in enumerate(lengths) if step < length]
+        beams.advance(encoded_UTD[:, step], active, step=step)
+    return [[Hypothesis(list(text.tokens), list(text.frames), text.score) for text in texts] for texts in beams.texts]
 
 
-def search(
-    weights: Parameters, encoded_UTD: Tensor, lengths_U: Tensor, *, settings: Settings, how: Search
-) -> list[list[Found]]:
+def search_transducer(
+    weights: Parameters, encoded_UTD: Tensor, lengths_U: Tensor, *, settings: Settings, how: SearchOptions
+) -> list[list[Hypothesis]]:
     """The best texts of each utterance, the best first; of `how`, what is about attention or CTC means nothing here."""
     with torch.no_grad():
         if how.width == 1:
-            one, _ = greedy(weights, encoded_UTD, lengths_U, settings=settings, temperature=how.temperature)
+            one, _ = search_greedily(weights, encoded_UTD, lengths_U, settings=settings, temperature=how.temperature)
             found = [[text] for text in one]
         else:
-            found = beam(weights, encoded_UTD, lengths_U, settings=settings, how=how)
+            found = search_with_beam(weights, encoded_UTD, lengths_U, settings=settings, how=how)
     if how.normalised:
         found = [
             sorted(
@@ -219,4 +221,45 @@ def search(
             )
             for texts in found
         ]
-    return [texts[: how.results] for texts in found] if how.language_model is None else [ranked(t, how) for t in found]
+    if how.language_model is None:
+        return [texts[: how.results] for texts in found]
+    return [rank_by_language_model(texts, how) for texts in found]
+
+
+# Speech that is still being spoken: samples in, tokens out. A step's tokens come as soon as the window of its last
+# frame is there, 45 ms after the step began. They are those of greedy search in the whole recording: all is causal.
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """Samples of which no step has been made yet, how many steps have, and what the networks remember of them."""
+
+    left_N: NDArray[np.int16]
+    steps: int = 0
+    encoder: LstmState | None = None
+    written: Written | None = None
+
+
+def recognise_stream(
+    parameters: Parameters, samples_N: NDArray[np.int16], before: StreamState | None = None, *, settings: Settings
+) -> tuple[list[tuple[int, int]], StreamState]:
+    """The tokens that follow, each with its step, and from where to go on."""
+    before = before or StreamState(np.zeros(0, dtype=np.int16))
+    left_N, encoder = np.concatenate([before.left_N, samples_N]), settings.encoder
+    frames = (len(left_N) - WINDOW_SAMPLES) // HOP_SAMPLES + 1
+    if (steps := max(frames, 0) // encoder.stack) == 0:
+        return [], StreamState(left_N, before.steps, before.encoder, before.written)
+    weights = with_corrections(parameters)
+    samples_1N = torch.from_numpy(left_N)[None].to(weights["output.bias"].device)
+    with torch.no_grad():
+        features_1TF = normalised_log_power(
+            samples_1N, torch.tensor([len(left_N)]).to(samples_1N.device), settings=encoder
+        )
+        encoded_1TD, state = encode_frames(
+            weights, features_1TF[:, : steps * encoder.stack], before.encoder, settings=encoder
+        )
+        (found,), written = search_greedily(
+            weights, encoded_1TD, torch.tensor([steps]), before.written, settings=settings
+        )
+    tokens = [(token, before.steps + step) for token, step in zip(found.tokens, found.frames, strict=True)]
+    return tokens, StreamState(left_N[steps * encoder.step_samples :], before.steps + steps, state, written)

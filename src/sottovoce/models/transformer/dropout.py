@@ -1,30 +1,30 @@
-"""Dropout of stacked clients, from each client's own seed.
+"""Dropout: of one model, and of stacked clients, each from its own seed.
 
-What is dropped of a client in a stack never hangs on who else is in it, nor on where among them it stands: one user's
+What is dropped of a client in a stack depends neither on who else is in it nor on its place among them: one user's
 presence moves nobody's update but their own.
 
     DrawnDropout   client after client, from a generator each, as each would draw alone    on a CPU, or without Triton
     KeyedDropout   one kernel for all, a Philox stream for each client and place           on a GPU
 
-On a GPU the masks are those of the client alone in distribution only: how torch's own kernels deal out their random
-numbers depends on the shape of the whole tensor.
+On a GPU the masks are those of the client alone in distribution only: torch's own kernels derive their random numbers
+from the shape of the whole tensor, and FlashAttention's from the number of segments. Keyed kernels (Triton's only)
+derive them from the client's key and the place within its own row. p is rounded to a 65,536th.
 
-Shapes: N clients, L frames of a packed row, U utterances, T frames of the longest, D channels, H heads, d channels of
-a head.
+Shapes: N clients or rows, L frames of a packed row, F = N·L, U utterances, T frames of the longest, D channels, H
+heads, d channels of a head, S segments.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sottovoce.flat.kernels import has_triton
-from sottovoce.models.transformer.keyed_attention import keyed_attention
-from sottovoce.models.transformer.relu_dropout import keyed_dropout, keyed_relu_dropout
 from sottovoce.models.transformer.rows import Packing
 
 
@@ -127,3 +127,165 @@ class DrawnDropout(ClientDropout):
     def _drawn(self, mask: Tensor, generator: torch.Generator) -> Tensor:
         """As `F.dropout` draws it on a CPU."""
         return mask.bernoulli_(1 - self.rate, generator=generator).div_(1 - self.rate)
+
+
+# ReLU and dropout in one pass over memory, for the widest tensor of the model. y = max(x, 0)·keep/(1 − p) is all that
+# the gradient needs: it flows where y > 0. On a CUDA device with Triton one kernel does it, with sixteen random bits an
+# element (the general one spends a whole Philox round of 128 on each); elsewhere it is torch's.
+
+
+def relu_dropout(x: Tensor, dropout: float) -> Tensor:
+    """max(x, 0), with each element dropped with probability `dropout` and the others scaled up for it."""
+    if not dropout:
+        return F.relu(x)
+    if x.is_cuda and has_triton():
+        seed = torch.randint(2**31 - 1, (1,), device=x.device)  # from the device's generator, also under a CUDA graph
+        dropped: Tensor = _relu_dropout_op(x, seed, dropout)
+        return dropped
+    return F.dropout(F.relu(x), dropout)
+
+
+def keyed_relu_dropout(x_NLD: Tensor, keys_N: Tensor, dropout: float) -> Tensor:
+    """`relu_dropout` of each row, from its own key."""
+    dropped: Tensor = _relu_dropout_op(x_NLD, keys_N, dropout)
+    return dropped
+
+
+def keyed_dropout(x_NLD: Tensor, keys_N: Tensor, dropout: float) -> Tensor:
+    """Each row's elements dropped with probability `dropout`, from its own key, and the others scaled up for it."""
+    dropped: Tensor = _dropout_op(x_NLD, keys_N, dropout)
+    return dropped
+
+
+# Rows are as many as keys: one for the whole tensor, or one for each client.
+
+
+@torch.library.custom_op("sottovoce::relu_dropout", mutates_args=())
+def _relu_dropout_op(x: Tensor, keys: Tensor, dropout: float) -> Tensor:
+    from sottovoce.models.transformer import relu_dropout_triton
+
+    return relu_dropout_triton.dropout_forward(x, keys, dropout, relu=True)
+
+
+@_relu_dropout_op.register_fake
+def _(x: Tensor, keys: Tensor, dropout: float) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("sottovoce::relu_dropout_backward", mutates_args=())
+def _relu_dropout_backward(gradient: Tensor, y: Tensor, dropout: float) -> Tensor:
+    from sottovoce.models.transformer import relu_dropout_triton
+
+    return relu_dropout_triton.dropout_backward(gradient, y, dropout)
+
+
+@_relu_dropout_backward.register_fake
+def _(gradient: Tensor, y: Tensor, dropout: float) -> Tensor:
+    return torch.empty_like(y)
+
+
+def _remember_output(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(output)
+    ctx.dropout = inputs[2]
+
+
+def _relu_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    (y,) = ctx.saved_tensors
+    return _relu_dropout_backward(gradient, y, ctx.dropout), None, None
+
+
+_relu_dropout_op.register_autograd(_relu_gradient, setup_context=_remember_output)
+
+
+@torch.library.custom_op("sottovoce::dropout", mutates_args=())
+def _dropout_op(x: Tensor, keys: Tensor, dropout: float) -> Tensor:
+    from sottovoce.models.transformer import relu_dropout_triton
+
+    return relu_dropout_triton.dropout_forward(x, keys, dropout, relu=False)
+
+
+@_dropout_op.register_fake
+def _(x: Tensor, keys: Tensor, dropout: float) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _remember_keys(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.dropout = inputs[2]
+
+
+def _same_mask(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    """Dropout is linear: the gradient loses what x has lost."""
+    (keys,) = ctx.saved_tensors
+    return _dropout_op(gradient, keys, ctx.dropout), None, None
+
+
+_dropout_op.register_autograd(_same_mask, setup_context=_remember_keys)
+
+
+# Attention within segments, its weights dropped from a key for each client. Gradients are added in a fixed order, so
+# that they repeat to the bit.
+
+
+def keyed_attention(qkv_F3Hd: Tensor, keys_N: Tensor, *, ends: Tensor, longest: int, dropout: float) -> Tensor:
+    """[F, 3, H, d] → [F, H, d]. `ends` [S + 1] are 0 and the segments' ends, of which none is longer than `longest`.
+
+    The segments cover all frames, and none spans two rows. p is rounded to a 65,536th.
+    """
+    mixed_FHd: Tensor = _attend(qkv_F3Hd, keys_N, ends, longest, dropout)[0]
+    return mixed_FHd
+
+
+@torch.library.custom_op("sottovoce::keyed_attention", mutates_args=())
+def _attend(qkv: Tensor, keys: Tensor, ends: Tensor, longest: int, dropout: float) -> tuple[Tensor, Tensor]:
+    from sottovoce.models.transformer import keyed_attention_triton
+
+    return keyed_attention_triton.attention_forward(qkv, keys, ends, longest, dropout)
+
+
+@_attend.register_fake
+def _(qkv: Tensor, keys: Tensor, ends: Tensor, longest: int, dropout: float) -> tuple[Tensor, Tensor]:
+    frames, _, heads, channels = qkv.shape
+    return qkv.new_empty(frames, heads, channels), qkv.new_empty(frames, heads, dtype=torch.float32)
+
+
+@torch.library.custom_op("sottovoce::keyed_attention_backward", mutates_args=())
+def _attend_backward(
+    gradient: Tensor,
+    qkv: Tensor,
+    mixed: Tensor,
+    levels: Tensor,
+    keys: Tensor,
+    ends: Tensor,
+    longest: int,
+    dropout: float,
+) -> Tensor:
+    from sottovoce.models.transformer import keyed_attention_triton
+
+    return keyed_attention_triton.attention_backward(gradient, qkv, mixed, levels, keys, ends, longest, dropout)
+
+
+@_attend_backward.register_fake
+def _(
+    gradient: Tensor,
+    qkv: Tensor,
+    mixed: Tensor,
+    levels: Tensor,
+    keys: Tensor,
+    ends: Tensor,
+    longest: int,
+    dropout: float,
+) -> Tensor:
+    return torch.empty_like(qkv, memory_format=torch.contiguous_format)
+
+
+def _remember_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    qkv, keys, ends, ctx.longest, ctx.dropout = inputs
+    ctx.save_for_backward(qkv, *output, keys, ends)
+
+
+def _attention_gradient(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
+    return _attend_backward(gradient, *ctx.saved_tensors, ctx.longest, ctx.dropout), None, None, None, None
+
+
+_attend.register_autograd(_attention_gradient, setup_context=_remember_attention)

@@ -6,33 +6,60 @@ Shapes: U utterances, T frames, V tokens with the blank, N clients of a stack.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from sottovoce.audio.augment import apply_masks
-from sottovoce.audio.features import HOP_SAMPLES, MEL_COUNT, Ears, compiled, frame_count
-from sottovoce.corpora.corpus import SAMPLE_RATE
-from sottovoce.errors import InputError
-from sottovoce.models import ctc, log_mel
-from sottovoce.models.family import DEFAULT, Family, Parameters, Place, Recognition, Stacked
-from sottovoce.models.transformer import network
-from sottovoce.models.transformer.front import hear
+from sottovoce.base.errors import InputError
+from sottovoce.data.audio.augment import apply_masks
+from sottovoce.data.audio.features import HOP_SAMPLES, MEL_COUNT, FeatureSettings, compile_features, frame_count
+from sottovoce.data.audio.waveforms import Features
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.models import ctc
+from sottovoce.models.checks import check_size
+from sottovoce.models.family import (
+    DEFAULT,
+    Family,
+    FrontEnd,
+    ParameterPlace,
+    Parameters,
+    Presentation,
+    Recognition,
+    Stacked,
+    Stacking,
+    Training,
+    Transfer,
+)
+from sottovoce.models.log_mel import check_feature_settings, narrow_by_settings, normalised_log_mel
+from sottovoce.models.transformer.draws import Draws, StackDraws, draw, join_draws
+from sottovoce.models.transformer.features import extract_features
 from sottovoce.models.transformer.graphs import graphed_blocks
-from sottovoce.models.transformer.network import SIZES, STRIDE, Draws, Settings, Stacking, block, forward, run_blocks
-from sottovoce.models.transformer.positions import Cape, PositionDraws
-from sottovoce.models.transformer.rescaling import rescaled_norms
+from sottovoce.models.transformer.network import ClientRows, block, forward, run_blocks
+from sottovoce.models.transformer.positions import Cape
 from sottovoce.models.transformer.rows import ROW_MULTIPLE
-from sottovoce.models.utterances import Features
+from sottovoce.models.transformer.settings import (
+    BLOCK_NAMES,
+    SIZES,
+    STRIDE,
+    Settings,
+    init,
+    layer_index,
+    named_settings,
+    parameter_kind,
+    parameter_role,
+    parameter_shapes,
+    rescaled_norms,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """A named size and what differs from it; `layers` and `width` are the size's unless given.
 
-    `as_released` has features and an input as the code of Pelikan et al. has them (`network.Settings`).
+    `as_released` has features and an input as the code of Pelikan et al. has them (`Settings`).
     """
 
     family: str = DEFAULT
@@ -45,22 +72,22 @@ class Options:
     positions: Literal["cape", "sinusoidal"] = "cape"
     cape: Cape = field(default_factory=Cape)
     as_released: bool | None = None  # None is not written, so that older recipes are written as they always were
-    ears: Ears | None = None  # likewise
+    features: FeatureSettings | None = None  # likewise
 
     def __post_init__(self) -> None:
-        if self.size not in SIZES:
-            raise InputError(f"size={self.size!r}, expected one of {', '.join(SIZES)}")
+        check_size(self.size, SIZES)
         if self.width is not None and self.width % (heads := SIZES[self.size].heads):
             raise InputError(f"width={self.width}, expected a multiple of {heads}, the heads of size={self.size}")
-        log_mel.check_ears(self.ears, as_released=self.as_released)
+        check_feature_settings(self.features, as_released=self.as_released)
 
     def settings(self, *, tokens: int) -> Settings:
         given = {own.name: getattr(self, own.name) for own in fields(self) if own.name != "family"}
-        return network.named_settings(tokens=tokens, **{name: v for name, v in given.items() if v is not None})
+        given["ears"] = given.pop("features")  # saved models call it so
+        return named_settings(tokens=tokens, **{name: v for name, v in given.items() if v is not None})
 
 
-def place(name: str) -> Place:
-    return Place(network.parameter_kind(name), network.layer_index(name))
+def place(name: str) -> ParameterPlace:
+    return ParameterPlace(parameter_kind(name), layer_index(name))
 
 
 KINDS = {
@@ -74,11 +101,11 @@ KINDS = {
 }
 
 
-def place_apart(name: str) -> Place:
-    return Place(network.parameter_role(name), network.layer_index(name))
+def fine_place(name: str) -> ParameterPlace:
+    return ParameterPlace(parameter_role(name), layer_index(name))
 
 
-KINDS_APART = {
+FINE_KINDS = {
     "input": "input scale",
     "conv": "convolution",
     "ln1": "norm 1 (ln1)",
@@ -91,47 +118,20 @@ KINDS_APART = {
     "output": "output layer",
 }
 
-_MATRICES = tuple(name for name in network.BLOCK_NAMES if ".norm." not in name)
+_MATRICES = tuple(name for name in BLOCK_NAMES if ".norm." not in name)
 
 
-def corrected(name: str) -> bool:
+def is_lora_target(name: str) -> bool:
     """Every matrix of a block."""
-    return network.layer_index(name) is not None and name.endswith(_MATRICES)
+    return layer_index(name) is not None and name.endswith(_MATRICES)
 
 
 def unusable(settings: Settings, samples: int, tokens: Sequence[int]) -> str | None:
-    if ctc.required_frames(tokens) > frame_count(samples) // STRIDE:
-        return "text too long for its audio"
-    return None
-
-
-def draw(
-    settings: Settings,
-    utterances: Sequence[int],
-    *,
-    samples: Sequence[int],
-    generator: torch.Generator,
-    shared: torch.Generator | None = None,
-) -> list[Draws]:
-    """A group of clients shares which blocks layer-drop leaves out; all else is each one's own."""
-    frames = [frame_count(count) for count in samples]
-    own = network.draw_several(settings, batch_sizes=utterances, frames=frames, generator=generator)
-    if shared is None:
-        return own
-    kept = network.draw_kept(settings, steps=len(utterances), generator=shared)
-    return [replace(drawn, kept=layers) for drawn, layers in zip(own, kept, strict=True)]
-
-
-def narrow(settings: Settings) -> log_mel.Narrow | None:
-    return log_mel.narrowing(settings.ears, as_released=settings.as_released)
+    return ctc.text_obstacle(tokens, frames=frame_count(samples) // STRIDE)
 
 
 def drops_layers(settings: Settings) -> bool:
     return settings.layer_drop > 0
-
-
-def layers(settings: Settings) -> int:
-    return settings.layers
 
 
 def samples_per_frame(_settings: Settings) -> int:
@@ -151,45 +151,13 @@ def loss(
 ) -> Tensor:
     """The mean CTC loss."""
     log_probs_UTV, lengths_U = emit(parameters, features, settings=settings, draws=draws, **options)
-    return ctc.loss(log_probs_UTV, lengths_U, features.tokens_UL, features.token_lengths_U)
+    return ctc.mean_ctc_loss(log_probs_UTV, lengths_U, features.tokens_UL, features.token_lengths_U)
 
 
 # Many clients at once.
 
 
-@dataclass(frozen=True, eq=False)
-class StackDraws:
-    """One step's draws of several clients: of all together, and each one's own, None where it has no batch."""
-
-    of_all: Draws
-    by_client: list[Draws | None]
-
-
-def join(drawn_N: Sequence[Draws | None]) -> StackDraws:
-    """The draws of several clients as one batch's, but for dropout, whose seeds stay each client's own."""
-    active = [drawn for drawn in drawn_N if drawn is not None]
-    positions = [drawn.positions for drawn in active if drawn.positions is not None]
-    of_all = Draws(
-        kept=tuple(sorted({layer for drawn in active for layer in drawn.kept})),
-        positions=_joined_positions(positions) if positions else None,
-        dropout_seed=None,
-    )
-    return StackDraws(of_all, list(drawn_N))
-
-
-def _joined_positions(positions: Sequence[PositionDraws]) -> PositionDraws:
-    jitters = [p.jitter_BT for p in positions if p.jitter_BT is not None]
-    widest = max((jitter.shape[1] for jitter in jitters), default=0)
-    padded = [torch.nn.functional.pad(jitter, (0, widest - jitter.shape[1])) for jitter in jitters]
-    return replace(
-        positions[0],
-        shift_B=torch.cat([p.shift_B for p in positions]),
-        scale_B=torch.cat([p.scale_B for p in positions]),
-        jitter_BT=torch.cat(padded) if padded else None,
-    )
-
-
-def losses(
+def stacked_losses(
     parameters: Parameters,
     features: Features,
     *,
@@ -203,11 +171,11 @@ def losses(
 
     `rows_U` is the client of each utterance; a client without utterances has a loss of zero.
     """
-    stacking = Stacking(rows_U, clients, draws.by_client)
+    stacking = ClientRows(rows_U, clients, draws.by_client)
     log_probs_UTV, lengths_U = emit(
         parameters, features, settings=settings, draws=draws.of_all, stacking=stacking, **options
     )
-    return ctc.loss_by_row(
+    return ctc.mean_ctc_losses_by_client(
         log_probs_UTV, lengths_U, features.tokens_UL, features.token_lengths_U, rows_U=rows_U, rows=clients
     )
 
@@ -238,7 +206,7 @@ SHAPES = 32  # how many shapes of rows may be compiled in one run; torch's own l
 HOST_BOUND = 1.5e8
 
 
-def faster(
+def accelerate(
     family: Family[Settings, Draws],
     working: Parameters | None,
     *,
@@ -261,21 +229,24 @@ def faster(
     assert family.recognition is not None
     return replace(
         family,
-        hear=partial(hear, line_features=compiled(log_mel.line_features)),
-        mask=torch.compile(apply_masks),
+        front_end=replace(
+            family.front_end,
+            extract_features=partial(extract_features, by_lines=compile_features(normalised_log_mel)),
+            mask=torch.compile(apply_masks),
+        ),
         loss=partial(loss, **options),
         recognition=replace(family.recognition, emit=partial(emit, **options)),
     )
 
 
-def faster_stacks(
+def accelerate_stacks(
     stacked: Stacked[Settings, Draws], *, steps: int, batch_seconds: float, device: torch.device
 ) -> Stacked[Settings, Draws]:
     """For stacked clients; `steps` counts those of each."""
     if device.type != "cuda" or steps < WORTH_COMPILING_STACKS:
         return stacked
     blocks, rows = partial(run_blocks, block=_fused_block()), row_multiple(batch_seconds, lengths=4)
-    return replace(stacked, losses=partial(losses, blocks=blocks, row_multiple=rows), full=True)
+    return replace(stacked, losses=partial(stacked_losses, blocks=blocks, row_multiple=rows), full=True)
 
 
 def _fused_block() -> Any:
@@ -289,31 +260,28 @@ def row_multiple(batch_seconds: float, *, lengths: int = 16) -> int:
     return -(-frames // (lengths * ROW_MULTIPLE)) * ROW_MULTIPLE
 
 
-_STACKED = Stacked(join=join, losses=losses, bytes=stack_bytes, faster=faster_stacks)  # for weights of either kind
+_STACKED = Stacked(join=join_draws, losses=stacked_losses, bytes=stack_bytes, accelerate=accelerate_stacks)
 
 FAMILY = Family(
     name=DEFAULT,
     Options=Options,
     Settings=Settings,
-    tiny={"size": "tiny", "layers": None, "width": None},
-    shapes=network.parameter_shapes,
-    layers=layers,
-    init=network.init,
-    place=place,
-    kinds=KINDS,
-    place_apart=place_apart,
-    kinds_apart=KINDS_APART,
-    corrected=corrected,
-    of_tokens=frozenset({"output.weight", "output.bias"}),
+    smoke_options={"size": "tiny", "layers": None, "width": None},
+    shapes=parameter_shapes,
+    init=init,
     unusable=unusable,
-    hear=hear,
-    narrow=narrow,
     draw=draw,
     loss=loss,
-    shared_chance=drops_layers,
+    place=place,
+    front_end=FrontEnd(extract_features=extract_features, narrow=narrow_by_settings),
     recognition=Recognition(emit=emit, samples_per_frame=samples_per_frame),
-    stacked=_STACKED,
-    shared=_STACKED,
-    faster=faster,
-    rescaled=rescaled_norms,
+    stacking=Stacking(stacked=_STACKED, shared=_STACKED),  # for weights of either kind
+    presentation=Presentation(kinds=KINDS, fine_place=fine_place, fine_kinds=FINE_KINDS),
+    transfer=Transfer(
+        token_tensors=frozenset({"output.weight", "output.bias"}),
+        is_lora_target=is_lora_target,
+        rescale=rescaled_norms,
+        layer_count=attrgetter("layers"),
+    ),
+    training=Training(shares_draws=drops_layers, accelerate=accelerate),
 )

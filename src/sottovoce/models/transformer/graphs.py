@@ -1,15 +1,12 @@
 """The blocks of a model in training as CUDA graphs: recorded once for every input shape, then launched whole.
 
-A block is some thirty kernels forwards and backwards. At 120 s of audio a step the host cannot launch them as fast as
-a GPU runs them; recorded, a block costs it two launches.
+A block is some thirty kernels forwards and backwards, which a host launches more slowly than a GPU runs them.
 
     S_0 ─► block 0 ─► S_1 ─► block 1 ─► S_2 … S_L      forwards, one graph a block
     D_0 ◄─ block 0 ◄─ D_1 ◄─ block 1 ◄─ D_2 … D_L      backwards: gradients of the S
 
-Every S and D has a fixed address. Where layer-drop leaves blocks out, the last S (or D) is copied over the gap.
-
-One pass at a time: all shapes share one pool of memory, so the activations of a pass last until the next one begins,
-and so do the gradients that its backward pass gives.
+Every S and D has a fixed address. Where layer-drop leaves blocks out, the last S (or D) is copied over the gap. One
+pass at a time, as in `cuda_graphs`.
 
 Shapes: B utterances and T frames, or one packed row and its frames; D model width, L blocks.
 """
@@ -22,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sottovoce.models.cuda_graphs import KEEP_FREE_BYTES, CudaRecorder, GraphRecorder, Replay, Turn
 from sottovoce.models.family import Parameters
-from sottovoce.models.recording import CudaRecorder, Recorder, Replay, Turn
-from sottovoce.models.transformer.network import BlockWeights, Settings, block, block_weights, run_blocks
+from sottovoce.models.transformer.network import BlockWeights, block, block_weights, run_blocks
+from sottovoce.models.transformer.settings import Settings
 
 Blocks = Callable[..., Tensor]
 
@@ -37,15 +35,13 @@ def graphed_blocks(
     *,
     settings: Settings,
     block: Callable[..., Tensor] = block,
-    keep_free_bytes: int = 8 * 2**30,
+    keep_free_bytes: int = KEEP_FREE_BYTES,
 ) -> Blocks:
     """`run_blocks` over the blocks of `parameters`, through CUDA graphs where that is possible.
 
-    `parameters` must stay at their addresses; their values may change. What runs plainly instead: evaluation, other
-    parameters than these, autocast, a device other than CUDA, and a new shape whose activations would leave less than
-    `keep_free_bytes` of the device's memory free.
-
-    Dropout follows `seeded_kernels`: the same seed gives the same masks as in a plain run.
+    `parameters` must stay at their addresses. It runs plainly in evaluation, with other parameters, in autocast,
+    without CUDA, and for a new shape whose activations would leave less than `keep_free_bytes` free. The same seed
+    (`seeded_kernels`) gives the same dropout masks as in a plain run.
     """
     stack = [block_weights(parameters, layer) for layer in range(settings.layers)]
     device = parameters["output.weight"].device
@@ -92,7 +88,7 @@ def _record(
     stack: Sequence[BlockWeights],
     *,
     block: Callable[..., Tensor],
-    recorder: Recorder,
+    recorder: GraphRecorder,
     options: dict[str, Any],
 ) -> _Recorded:
     """Record every block for inputs like `x_BTD`, first all forwards, then all backwards, as a step would run them."""
@@ -151,7 +147,7 @@ class GraphedBlocks:
     """See `graphed_blocks`."""
 
     def __init__(
-        self, stack: Sequence[BlockWeights], *, recorder: Recorder, block: Callable[..., Tensor] = block
+        self, stack: Sequence[BlockWeights], *, recorder: GraphRecorder, block: Callable[..., Tensor] = block
     ) -> None:
         assert all(weight.requires_grad for weights in stack for weight in _tensors(weights))
         self._stack, self._recorder, self._block = stack, recorder, block
@@ -176,7 +172,7 @@ class GraphedBlocks:
             self._turn.number += 1  # recording uses the pool: a pass that is still under way is lost
             activation_bytes = ACTIVATIONS_PER_INPUT * len(self._stack) * x_BTD.numel() * x_BTD.element_size()
             self._recorded[key] = None
-            if self._recorder.has_room(activation_bytes):
+            if self._recorder.has_memory_for(activation_bytes):
                 self._recorded[key] = _record(
                     x_BTD, where, self._stack, block=self._block, recorder=self._recorder, options=options
                 )

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from sottovoce.flat.triton import tl, triton
-from sottovoce.models.transformer.relu_dropout_triton import scale, threshold
+from sottovoce.models.transformer.relu_dropout_triton import drop_scale, drop_threshold
 
 # Else every new length of a row that happens to be odd, or to divide by 16, would be compiled anew.
 _SIZES = ("row_frames",)
 
 
-def forward(qkv: Tensor, keys: Tensor, ends: Tensor, longest: int, dropout: float) -> tuple[Tensor, Tensor]:
+def attention_forward(qkv: Tensor, keys: Tensor, ends: Tensor, longest: int, dropout: float) -> tuple[Tensor, Tensor]:
     """What attention mixes [F, H, d], and the logarithm of each query's sum of weights [F, H]."""
     qkv = qkv.contiguous()
     frames, _, heads, channels = qkv.shape
@@ -29,7 +29,7 @@ def forward(qkv: Tensor, keys: Tensor, ends: Tensor, longest: int, dropout: floa
     return mixed, levels
 
 
-def backward(
+def attention_backward(
     gradient: Tensor,
     qkv: Tensor,
     mixed: Tensor,
@@ -59,7 +59,7 @@ def _sizes(qkv: Tensor, ends: Tensor, longest: int) -> tuple[tuple[int, int, int
 
 
 def _numbers(channels: int, dropout: float) -> tuple[float, int, float]:
-    return 1 / math.sqrt(channels), threshold(dropout), scale(dropout)
+    return 1 / math.sqrt(channels), drop_threshold(dropout), drop_scale(dropout)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

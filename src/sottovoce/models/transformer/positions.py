@@ -1,11 +1,10 @@
 """Where a frame stands in its utterance: sinusoidal embeddings, plain or continuous and augmented (CAPE).
 
-Shapes: B utterances, T frames after striding, D model width.
-
 Plain positions count frames from zero. CAPE (Likhomanenko et al., 2021) measures seconds from the middle of the
-utterance; in training it moves the whole utterance by a random shift, jitters every frame and stretches time, so
-that the model learns distances rather than places. In evaluation nothing is drawn: CAPE is then the plain
-sinusoid taken at centred seconds.
+utterance; in training it shifts the whole utterance at random, jitters every frame and stretches time. In evaluation it
+is the plain sinusoid taken at centred seconds.
+
+Shapes: B utterances, T frames after striding, D model width.
 """
 
 import math
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sottovoce.errors import InputError
+from sottovoce.base.errors import InputError
 
 # CAPE counts seconds, and its fastest sinusoid turns 30 rad/s: 0.9 rad per 30 ms frame, where plain positions turn 1.
 CAPE_FREQUENCY_SCALE = 30.0
@@ -26,45 +25,29 @@ class Cape:
     """How far training moves the positions. The defaults are those of the flagship's released code."""
 
     global_shift_seconds: float = 30.0
-    local_shift_frames: float = 0.0
-    global_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, lowest in (("global_shift_seconds", 0), ("local_shift_frames", 0), ("global_scale", 1)):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= lowest):
-                raise InputError(f"CAPE: {name}={value}, expected a finite number of at least {lowest}")
+        value = self.global_shift_seconds
+        if not (math.isfinite(value) and value >= 0):
+            raise InputError(f"CAPE: global_shift_seconds={value}, expected a finite number of at least 0")
 
 
 @dataclass(frozen=True, slots=True)
 class PositionDraws:
-    """One training step's random moves, drawn on the host: shift (s), stretch and, where used, jitter (frames)."""
+    """One training step's random shifts (s) of each utterance, drawn on the host."""
 
     shift_B: Tensor
-    scale_B: Tensor
-    jitter_BT: Tensor | None
 
-    def split(self, sizes: Sequence[int], *, frames: Sequence[int]) -> list["PositionDraws"]:
-        """The draws of consecutive batches: so many utterances and (at most) so many frames each."""
-        shifts, scales = torch.split(self.shift_B, list(sizes)), torch.split(self.scale_B, list(sizes))
-        jitters: Sequence[Tensor | None] = [None] * len(sizes)
-        if self.jitter_BT is not None:
-            parts = torch.split(self.jitter_BT, list(sizes))
-            jitters = [part[:, :count] for part, count in zip(parts, frames, strict=True)]
-        return [PositionDraws(*own) for own in zip(shifts, scales, jitters, strict=True)]
+    def split(self, sizes: Sequence[int]) -> list["PositionDraws"]:
+        """The draws of consecutive batches of so many utterances each."""
+        return [PositionDraws(part) for part in torch.split(self.shift_B, list(sizes))]
 
 
-def draw_positions(cape: Cape, *, batch_size: int, frames: int, generator: torch.Generator) -> PositionDraws:
-    """Draw the random moves of one batch of `batch_size` utterances padded to `frames` (after striding)."""
-
-    def symmetric(*shape: int, limit: float) -> Tensor:
-        return (torch.rand(shape, generator=generator) * 2 - 1) * limit
-
-    return PositionDraws(
-        shift_B=symmetric(batch_size, limit=cape.global_shift_seconds),
-        scale_B=symmetric(batch_size, limit=math.log(cape.global_scale)).exp(),
-        jitter_BT=symmetric(batch_size, frames, limit=cape.local_shift_frames) if cape.local_shift_frames else None,
-    )
+def draw_positions(cape: Cape, *, batch_size: int, generator: torch.Generator) -> PositionDraws:
+    """Draw the random shifts of one batch of `batch_size` utterances."""
+    shift_B = (torch.rand(batch_size, generator=generator) * 2 - 1) * cape.global_shift_seconds
+    torch.rand(batch_size, generator=generator)  # once for a stretch, which is not used: later draws stay the same
+    return PositionDraws(shift_B)
 
 
 def plain_positions(frames: int, *, device: torch.device) -> Tensor:
@@ -80,13 +63,9 @@ def cape_positions(
     Padding does not count towards the centre, so an utterance has the same positions in any batch.
     """
     positions_BT = plain_positions(frames, device=lengths_B.device) - (lengths_B[:, None] - 1) / 2
-    if draws is not None and draws.jitter_BT is not None:
-        positions_BT = positions_BT + draws.jitter_BT.to(lengths_B.device, non_blocking=True)
     seconds_BT = positions_BT * seconds_per_frame
     if draws is not None:
-        shift_B = draws.shift_B.to(lengths_B.device, non_blocking=True)
-        scale_B = draws.scale_B.to(lengths_B.device, non_blocking=True)
-        seconds_BT = (seconds_BT + shift_B[:, None]) * scale_B[:, None]
+        seconds_BT = seconds_BT + draws.shift_B.to(lengths_B.device, non_blocking=True)[:, None]
     return seconds_BT * CAPE_FREQUENCY_SCALE
 
 

@@ -14,30 +14,41 @@ STRETCHES = 8
 PER_PROGRAM = LANES * STRETCHES
 
 
-def threshold(dropout: float) -> int:
+def drop_threshold(dropout: float) -> int:
     return round(dropout * 65536)
 
 
-def scale(dropout: float) -> float:
-    return 65536 / (65536 - threshold(dropout))
+def drop_scale(dropout: float) -> float:
+    return 65536 / (65536 - drop_threshold(dropout))
 
 
-def forward(x: Tensor, keys: Tensor, dropout: float, *, relu: bool) -> Tensor:
+def dropout_forward(x: Tensor, keys: Tensor, dropout: float, *, relu: bool) -> Tensor:
     """Of as many rows as there are keys."""
     x = x.contiguous()
     y = torch.empty_like(x)
     count = x.numel() // len(keys)
     _forward[(-(-count // PER_PROGRAM), len(keys))](
-        x, y, keys, count, threshold(dropout), scale(dropout), RELU=relu, LANES=LANES, STRETCHES=STRETCHES, num_warps=4
+        x,
+        y,
+        keys,
+        count,
+        drop_threshold(dropout),
+        drop_scale(dropout),
+        RELU=relu,
+        LANES=LANES,
+        STRETCHES=STRETCHES,
+        num_warps=4,
     )
     return y
 
 
-def backward(gradient: Tensor, y: Tensor, dropout: float) -> Tensor:
+def dropout_backward(gradient: Tensor, y: Tensor, dropout: float) -> Tensor:
     gradient = gradient.contiguous()
     result = torch.empty_like(y)
     count = y.numel()
-    _backward[(-(-count // PER_PROGRAM),)](gradient, y, result, count, scale(dropout), BLOCK=PER_PROGRAM, num_warps=8)
+    _backward[(-(-count // PER_PROGRAM),)](
+        gradient, y, result, count, drop_scale(dropout), BLOCK=PER_PROGRAM, num_warps=8
+    )
     return result
 
 

@@ -3,9 +3,8 @@
     batch [U, T, …]   one utterance a line, padded to the longest
     rows  [N, L, …]   one client a row, its utterances one behind the other, padding only at a row's end
 
-Matrix products and layer norms act on frames alone, so they run on rows and waste nothing on padding, and rows of
-different clients are equally long whatever their utterances are. Attention keeps to segments: each utterance is one,
-and so is the padding at the end of each row (nobody looks at it; it only has to be finite).
+Matrix products and layer norms act on frames alone, so they run on rows. Attention keeps to segments: each utterance is
+one, and so is the padding at the end of each row.
 
 Shapes: U utterances, T frames of the longest, N rows, L frames of a row, S segments.
 """

@@ -1,1 +1,0 @@
-"""How the recordings of a store differ from client to client."""

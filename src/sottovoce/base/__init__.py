@@ -1,0 +1,1 @@
+"""What everything else stands on: errors, files, random streams, processes."""

@@ -1,0 +1,1 @@
+"""A node's side: consent, its folder and ledger, its recordings, training, and the loop that answers orders."""

@@ -1,0 +1,159 @@
+"""An invitation as sentences that a person can accept or refuse."""
+
+from sottovoce.network.invitation import Invitation
+from sottovoce.network.secure_sum.words import epsilon_for_server
+from sottovoce.privacy.accounting import epsilon
+from sottovoce.privacy.events import poisson_release
+from sottovoce.privacy.guarantee import format_epsilons
+from sottovoce.privacy.membership_odds import strength_of
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.settings import Mode, Weighting
+
+
+def describe_invitation(invitation: Invitation) -> list[str]:
+    """What a person is asked, a sentence or two each. All of it follows from what the digest covers."""
+    recipe, private, plan = invitation.recipe, invitation.private, invitation.outline
+    settings, local = recipe.federated, recipe.federated.local
+    steps, size, people = settings.steps, private.cohort_size, private.population_size
+    amount = (
+        f"{local.local_steps} local steps" if local.local_steps else f"{local.local_epochs} passes over your speech"
+    )
+    megabytes = invitation.length * invitation.sum_bits / 8e6
+    lines = [
+        f"What is trained: a model of family {recipe.model.family}, {settings.trainable or 'all of it'} "
+        f"({invitation.length:,} parameters), on your recordings{' and their texts' if recipe.reads_texts else ''}, on "
+        "this machine.",
+        f"Each time: {amount}, with at most {local.batch_seconds:g} s of speech at once, learning rate {local.lr:g}"
+        f"{', from a model that comes with 16 bits a number' if settings.model_bits == 16 else ''}.",
+        f"What leaves this machine: one update of {invitation.length:,} numbers ({megabytes:,.2f} MB), never longer "
+        f"than {private.clip_bound:g} (the clip bound), rounded to multiples of {plan.grid:.3g}. No recordings, texts, "
+        "losses, counts or error messages.",
+        _visibility(invitation),
+        _noise(invitation),
+        *_measured(invitation),
+        _guarantee(invitation),
+        f"How often: {steps:,} rounds{_spare(invitation)}, in each of which you are asked with probability "
+        f"{plan.sampling_rate:.3g} ({size:,} of {people:,} people): about {steps * plan.sampling_rate:,.3g} times, "
+        f"{_at_most(invitation)}.",
+        *(f"Beware: {warning}." for warning in plan.warnings),
+        "You can pause, limit or end this at any time; what was sent before cannot be taken back.",
+    ]
+    if private.weighting is not Weighting.UNIFORM:
+        lines.insert(3, f"Your update counts by your {private.weighting}, up to {private.weight_cap:g} of them.")
+    return lines
+
+
+def _at_most(invitation: Invitation) -> str:
+    if invitation.private.mode is Mode.SEEDED:
+        return "and once more for each round that the server says it has lost; nothing limits how many it says"
+    limits = invitation.limits
+    assert limits is not None
+    besides = f", and {limits.measurements:,} times for those numbers" if limits.measurements else ""
+    return f"never more than {limits.updates:,}{besides}: above that your machine refuses"
+
+
+def _spare(invitation: Invitation) -> str:
+    spare = invitation.spare_attempts
+    return f", and up to {spare:,} attempts more where rounds are lost" if spare else ""
+
+
+def _visibility(invitation: Invitation) -> str:
+    if invitation.secure is None:
+        return (
+            "Who sees it: the server sees your update by itself, before any noise. It could learn from it about you; "
+            "you trust it not to."
+        )
+    unless = "" if invitation.secure.neighbours is None else " it does not lie about who takes part, and"
+    return (
+        f"Who sees it: nobody. It is masked, and the server can open sums of at least {invitation.secure.least:,} "
+        f"people, as long as{unless} two thirds of them keep to the protocol."
+    )
+
+
+def _noise(invitation: Invitation) -> str:
+    private, plan, shares = invitation.private, invitation.outline, invitation.noise_shares
+    if private.z == 0:
+        return "Noise: none."
+    who = "the server adds it to the sum, which it has seen by then"
+    if shares is not None:
+        who = (
+            "everybody adds a share before masking, so that the server sees no sum without noise: one with you in it "
+            f"tells it ε = {_epsilon_of_one_sum(plan)}, if no more than {shares.colluding:,} others tell it their share"
+        )
+    std = plan.released_std_sum
+    return f"Noise: of standard deviation {std:.3g} ({std / private.clip_bound:.3g} times the clip bound); {who}."
+
+
+def _epsilon_of_one_sum(plan: Plan) -> str:
+    """Against the server, of one sum with somebody in it."""
+    return format_epsilons(epsilon_for_server(plan, rounds=1, delta=plan.settings.delta))
+
+
+def _measured(invitation: Invitation) -> list[str]:
+    """What is asked besides updates, where anything is."""
+    settings, plan = invitation.recipe.federated, invitation.wer_plan
+    asked, share = settings.client_wer, settings.clients.holdout
+    if asked is None or plan is None or share is None:
+        return []
+    when = "" if asked.every is None else f"after every {asked.every:,} rounds and "
+    times = asked.measured(settings.steps).count
+    by_server = (
+        "" if plan.noise_shares is None else f"; one with you in it tells the server ε = {_epsilon_of_one_sum(plan)}"
+    )
+    return [
+        f"How well you are understood: {times:,} times ({when}after the last), whoever is drawn anew tries the model "
+        f"on their own held-out recordings: {share:.0%} of them, at least two, which are never trained on. "
+        f"Two numbers leave: how many words it got wrong, and how many right, scaled down to "
+        f"{asked.words:g} together if they are more. They go the same way as an update; the noise on their sums has a "
+        f"standard deviation of {plan.released_std_sum:.3g}{by_server}."
+    ]
+
+
+def _guarantee(invitation: Invitation) -> str:
+    private = invitation.private
+    if private.mode is Mode.SEEDED:
+        return "What is promised: nothing. This is a rehearsal: whoever has its seed can take the noise off again."
+    assert invitation.epsilon is not None
+    measures = invitation.recipe.federated.client_wer is not None
+    measured, seen = (" and word counts", " and the error rates") if measures else ("", "")
+    inside = invitation.epsilon_inside
+    one = "" if inside is None else f" (for one speaker inside a silo ε = {format_epsilons(inside)})"
+    step = strength_of((inside or invitation.epsilon).headline)
+    return (
+        f"What is promised: ε = {format_epsilons(invitation.epsilon)} at δ = {private.delta:g} for each "
+        f"{private.privacy_unit}{one}, for all rounds{measured} together{_with_spare(invitation)}, "
+        f"against everybody who sees the models{seen}{_exceptions(invitation)}. In words, {step.words}: {step.means}."
+    )
+
+
+def _with_spare(invitation: Invitation) -> str:
+    if not invitation.spare_attempts:
+        return ""
+    without = invitation.epsilon_without_spare
+    assert without is not None
+    return (
+        f" with {invitation.spare_attempts:,} spare attempts (ε = {format_epsilons(without)} if none of them is needed)"
+    )
+
+
+def _exceptions(invitation: Invitation) -> str:
+    """Whom sampling does not hide anybody from, where ε counts on it."""
+    private = invitation.private
+    if invitation.secure is None or private.cohort_size == private.population_size:
+        return ""
+    once = _epsilon_if_known(private.z, private.delta)
+    asked = invitation.recipe.federated.client_wer
+    pairs = (
+        ""
+        if asked is None
+        else f", each sum of words right and wrong {_epsilon_if_known(asked.noise_multiplier, private.delta)}"
+    )
+    return (
+        " and not who took part. But people in the same sum see that you are in it, as the server does: of the rounds "
+        f"that you are both in, each one tells them ε = {once}{pairs}"
+    )
+
+
+def _epsilon_if_known(noise_multiplier: float, delta: float) -> str:
+    """ε of one sum to somebody who knows who is in it."""
+    return format_epsilons(epsilon(poisson_release(noise_multiplier, sampling_rate=1.0), delta))

@@ -1,0 +1,1 @@
+"""The server's side: which nodes are available, what they are asked, and the clients of a run that they make up."""

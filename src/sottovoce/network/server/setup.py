@@ -1,0 +1,154 @@
+"""From a plan and a start model to clients over a network: the invitation, the link, and the run's own files."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+from sottovoce.base.errors import InputError, check_invariant
+from sottovoce.config import Recipe
+from sottovoce.models.recogniser import Recogniser
+from sottovoce.network.invitation import Invitation, SecureSums, pack_invitation
+from sottovoce.network.keys import ORDERS, ORDERS_KEY, load_certificate, load_private_key
+from sottovoce.network.model_transfer import write_start_model
+from sottovoce.network.roster import Roster
+from sottovoce.network.secure_sum.terms import FEWEST
+from sottovoce.network.server.accounts import Accounts, may_record_participants
+from sottovoce.network.server.availability import Availability, Departures, NodesNeeded
+from sottovoce.network.server.clients import AttemptCounter, ClientsOverNetwork, Offer, Timeouts
+from sottovoce.network.server.orders import OrderChannel
+from sottovoce.network.transport.link import Link
+from sottovoce.privacy.noise_shares import NoiseShares, largest_cohort
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.secret_files import SECRETS
+from sottovoce.privacy.settings import Mode
+from sottovoce.training.remote_clients import DEPARTURES
+from sottovoce.training.run_folder import RunFolder
+
+ATTEMPTS = "attempts.json"
+
+# Starts to listen, once all else is in order; given the digest of what people will be asked.
+Listen = Callable[[bytes], Link]
+
+
+def with_word_sums(plan: Plan) -> Plan:
+    """`plan` with sums in words of 32 bits where that is fine enough, as it is for all but huge rosters; else of 64.
+
+    Fine enough: rounding moves no update by a thousandth of its bound, or no number by a thousandth of its noise.
+    """
+    narrow = replace(plan, sum_bits=32)
+    assert narrow.grid is not None
+    moved = narrow.grid * math.sqrt(plan.layout.dimension)
+    is_fine = moved <= 1e-3 * plan.clip_bound or narrow.grid <= 1e-3 * plan.noise_std_sum
+    return narrow if is_fine else replace(plan, sum_bits=64)
+
+
+def with_client_noise(plan: Plan, *, least: int, colluding: int) -> Plan:
+    """`with_word_sums`, and with noise by clients, in sums of `least` of them of whom `colluding` may collude."""
+    most = largest_cohort(plan.settings.population_size, sampling_rate=plan.sampling_rate)
+    shares = NoiseShares(most=most, least=least, colluding=colluding)
+    with_words = with_word_sums(plan)
+    try:
+        return replace(with_words, noise_shares=shares)
+    except InputError:
+        if with_words.sum_bits == 64:
+            raise
+        return replace(plan, sum_bits=64, noise_shares=shares)  # where a share would be too few cells wide
+
+
+def default_least(plan: Plan) -> int:
+    """The fewest people of a sum unless given: half a cohort, which in a release may be too many.
+
+    There no cohort may be smaller, whoever is sampled; it is as many as that holds for with a quarter of all away.
+    """
+    half, people = max(FEWEST, plan.settings.cohort_size // 2), plan.settings.population_size
+    if plan.settings.mode is Mode.SEEDED:
+        return half
+    return max(FEWEST, bisect_right(range(half + 1), people * 3 // 4, lo=FEWEST, key=plan.fewest_available) - 1)
+
+
+def nodes_needed(plan: Plan, wanted: int, *, least: int | None, is_secure: bool) -> NodesNeeded:
+    """How many nodes a round waits for: `wanted` of those who are still in, and no fewer than `least`.
+
+    In a release with secure sums no fewer than it takes for every cohort of them to be opened.
+    """
+    if is_secure and least is not None and plan.settings.mode is Mode.SECURE:
+        return NodesNeeded(wanted=wanted, fewest=plan.fewest_available(least))
+    return NodesNeeded(wanted=wanted, fewest=min(wanted, 1 if least is None else least))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ServeOptions:
+    """How a run is served. `keys` is the server's folder of keys; `say` is for whoever runs the server.
+
+    Secure sums are of `least` people or more (None: `default_least`), and a run ends where fewer are still in. Rounds
+    wait for `wait_for` nodes, or all that are still in if they are fewer; those of a release for as many as it takes
+    for every cohort of them to be summed.
+    """
+
+    keys: Path
+    listen: Listen
+    wait_for: int
+    is_secure: bool = True
+    least: int | None = None
+    spare_attempts: int = 0
+    before_ask: Callable[[], None] = lambda: None
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    say: Callable[[str], None] = lambda _: None
+
+    def least_in_sum(self, plan: Plan) -> int:
+        return self.least or default_least(plan)
+
+
+def connect_clients(
+    options: ServeOptions, recipe: Recipe, roster: Roster, *, run: RunFolder, plan: Plan, start: Recogniser
+) -> ClientsOverNetwork:
+    """The people of `roster` by the terms of `recipe` under `plan`. Everything is checked before anybody is asked."""
+    check_invariant(plan.sum_bits in (32, 64), f"sum_bits={plan.sum_bits}: sums over a network are of words")
+    start_bytes, least = write_start_model(start), options.least_in_sum(plan) if options.is_secure else options.least
+    invitation = Invitation.of(
+        recipe,
+        [user.key for user in roster.users],
+        start=start_bytes,
+        layout=plan.layout,
+        sum_bits=32 if plan.sum_bits == 32 else 64,
+        secure=SecureSums(least=options.least_in_sum(plan)) if options.is_secure else None,
+        noise_shares=plan.noise_shares,
+        spare_attempts=options.spare_attempts,
+    )
+    able = sum(not user.revoked for user in roster.users)
+    needed = nodes_needed(plan, options.wait_for, least=least, is_secure=options.is_secure)
+    if options.wait_for > len(roster):
+        raise InputError(f"rounds would wait for {options.wait_for:,} nodes, and the roster has {len(roster):,}")
+    if needed.fewest > able:
+        raise InputError(f"rounds would wait for {needed.fewest:,} nodes, and {able:,} of the roster's may take part")
+    load_certificate(options.keys / ORDERS)
+    terms = pack_invitation(invitation, (options.keys / ORDERS).read_bytes())
+    signer = load_private_key(options.keys / ORDERS_KEY)
+    link = options.listen(invitation.digest)
+    attempts = AttemptCounter(run.path / ATTEMPTS)  # the first that is written down: from here on the run has begun
+    departures = Departures(run.path / SECRETS / DEPARTURES)
+    accounts = None
+    if not options.is_secure and may_record_participants(plan):
+        accounts = Accounts(run.path, [user.name for user in roster.users])
+    channel = OrderChannel(
+        link=link,
+        roster=roster,
+        key=signer,
+        run=attempts.run,
+        recipe=invitation.digest,
+        before_ask=options.before_ask,
+    )
+    return ClientsOverNetwork(
+        channel,
+        Offer(terms=terms, start_digest=invitation.start, start=start_bytes),
+        attempts=attempts,
+        availability=Availability(roster, needed=needed, departures=departures, now=datetime.now, say=options.say),
+        secure=invitation.sum_terms if options.is_secure else None,
+        accounts=accounts,
+        timeouts=options.timeouts,
+        model_bits=recipe.federated.model_bits,
+        say=options.say,
+    )

@@ -1,0 +1,48 @@
+"""Clients on other machines, as a run sees them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from sottovoce.data.population import Population
+from sottovoce.federated.client_wer import EvaluationClients
+from sottovoce.federated.cohort import Clients
+from sottovoce.models.recogniser import Recogniser
+from sottovoce.privacy.plan import Plan
+from sottovoce.training.run_folder import RunFolder
+
+
+class TooFewClients(Exception):
+    """Too few clients are left in a run for another round; the message says what to do."""
+
+
+class ConnectedClients(Clients, EvaluationClients, Protocol):
+    """Clients that may not be there."""
+
+    def ready(self, interrupted: Callable[[], bool], /) -> bool:
+        """Wait until they can be asked; False where `interrupted` is true meanwhile.
+
+        TooFewClients where they never will be enough again.
+        """
+        ...
+
+    def end(self, rounds: int, /) -> None:
+        """Send them that the run has ended, after so many rounds, and is saved."""
+        ...
+
+
+DEPARTURES = "left.json"  # among a run's secrets: which clients on other machines have left for good
+
+
+@dataclass(frozen=True)
+class RemoteClients:
+    """Who the clients on other machines are, and how a run reaches them.
+
+    `planned` adds to a plan what their sums need. `spare_attempts` is how many attempts more than the recipe's
+    steps (and as many more measurements of their word error rate) they have accepted; None where these are not counted.
+    """
+
+    population: Population
+    planned: Callable[[Plan], Plan]
+    clients: Callable[[RunFolder, Plan, Recogniser], ConnectedClients]
+    spare_attempts: int | None = None

@@ -1,0 +1,101 @@
+"""The stages of a recipe: prepare the store, train the seed model, train, test. What is there and current is kept."""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from sottovoce.base.errors import InputError
+from sottovoce.base.processes import Processes, local_device, process_group, was_restarted
+from sottovoce.base.signatures import load_signing_key
+from sottovoce.config import Experiment, Recipe, Suite, load_recipe
+from sottovoce.config.smoke import shrink_recipe
+from sottovoce.training.agreement import describe_code, require_equal_across_ranks
+from sottovoce.training.central import run_central
+from sottovoce.training.federated_run import run_federated
+from sottovoce.training.loop import ProgressReport
+from sottovoce.training.parent_model import ParentModel, allow_own_imports, default_run_folder, find_parent_model
+from sottovoce.training.remote_clients import RemoteClients
+from sottovoce.training.run_context import Outcome, RunContext, RunTarget
+from sottovoce.training.run_data import ensure_store
+from sottovoce.training.run_folder import RESULTS
+
+
+def run_recipe(
+    recipe: Recipe, *, out: Path, resume: bool, context: RunContext, remote: RemoteClients | None = None
+) -> Outcome:
+    """Run `recipe` in the folder `out`, its seed model first; with the clients of its store, or `remote` ones."""
+    device = local_device(context.device)
+    resume = resume or was_restarted() or (out / RESULTS).exists()  # a finished run only has to be shown
+    with process_group(device) as processes:
+        context = replace(context, device=device) if processes.is_first else context.silent(device)
+        with require_equal_across_ranks(processes) as facts:
+            facts |= {"code": describe_code(), "recipe": recipe.model_dump(mode="json")}
+        with require_equal_across_ranks(processes):
+            if processes.is_first:
+                ensure_store(recipe, context.stores, context.on_prepare)
+        if remote is not None and processes.is_distributed:
+            raise InputError("clients on other machines are asked by one process: expected no torchrun")
+        key = None if context.sign is None or recipe.federation is None else load_signing_key(context.sign)
+        parent, stopped = _train_parent(recipe, context, processes)
+        if stopped is not None:
+            return stopped
+        target = RunTarget(out, resume, context.stand_in)
+        if recipe.federation is None:
+            return run_central(recipe, target, parent=parent, context=context, processes=processes)
+        return run_federated(recipe, target, context=context, processes=processes, remote=remote, key=key)
+
+
+def _train_parent(
+    recipe: Recipe, context: RunContext, processes: Processes
+) -> tuple[ParentModel | None, Outcome | None]:
+    """What training starts from, trained now if it is not there; an outcome where that was interrupted."""
+    with require_equal_across_ranks(processes):
+        parent = find_parent_model(recipe, runs=context.runs)
+    if parent is None or processes.broadcast_object(parent.is_trained):
+        return parent, None
+    assert parent.recipe is not None
+    name = recipe.federated.seed_model if recipe.central is None else recipe.central.start_from
+    context.on_stage(f"seed model {name}")
+    try:
+        with allow_own_imports(parent):
+            outcome = run_recipe(parent.recipe, out=parent.folder, resume=True, context=context)
+    except InputError as error:
+        raise InputError(
+            f"seed model {name}: it is not there, or not finished, and is trained first: {error}"
+        ) from None
+    return parent, outcome if processes.any(outcome.stopped_at is not None) else None
+
+
+def run_smoke(name: str, experiment: Experiment, *, out: Path | None, context: RunContext) -> None:
+    """One step of every run in `experiment` on a small synthetic stand-in, in `out` or a temporary folder.
+
+    No ε is reported: it would be the stand-in's.
+    """
+
+    def report_without_epsilon(report: ProgressReport) -> None:
+        context.on_report(replace(report, epsilon=None))
+
+    quiet = replace(context, stand_in=True, on_report=report_without_epsilon)
+    if out is not None:
+        _run_smokes(name, experiment, replace(quiet, runs=out))
+        return
+    with tempfile.TemporaryDirectory(prefix="sottovoce-smoke-") as folder:
+        _run_smokes(name, experiment, replace(quiet, runs=Path(folder)))
+
+
+def _run_smokes(name: str, experiment: Experiment, context: RunContext) -> None:
+    if isinstance(experiment, Suite):
+        for label, part in experiment.runs.items():
+            _run_smokes(f"{name}/{label}", load_recipe(part.recipe, part.overrides), context)
+        return
+    _run_smoke(experiment, default_run_folder(name, context.runs), context)
+
+
+def _run_smoke(recipe: Recipe, folder: Path, context: RunContext) -> None:
+    """In `folder`. A seed model is made once, however many recipes start from it."""
+    seed_model = None
+    parent = find_parent_model(recipe, runs=context.runs)
+    if parent is not None and parent.recipe is not None:
+        seed_model = str(parent.folder)
+        _run_smoke(parent.recipe, parent.folder, context)
+    run_recipe(shrink_recipe(recipe, seed_model=seed_model), out=folder, resume=True, context=context)

@@ -1,0 +1,93 @@
+"""The model of step 0, and which part of it clients train."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import torch_stream
+from sottovoce.config import Recipe
+from sottovoce.data.store import Store
+from sottovoce.data.text.tokens import Tokens
+from sottovoce.models.family import find_family
+from sottovoce.models.recogniser import Recogniser, adapt_parameters, create_recogniser, describe_inherited
+from sottovoce.models.trainable import Trainable, parse_part, split_parameters
+from sottovoce.training.loop import Say
+from sottovoce.training.parent_model import ParentModel
+from sottovoce.training.tokens import choose_tokens
+
+FLOAT32_BYTES = 4
+
+
+def build_start_model(
+    recipe: Recipe, parent: ParentModel | None, store: Store, *, say: Say = lambda _: None
+) -> Recogniser:
+    """The model of round 0 of a federated run: the parent's, or a fresh one."""
+    found = None if parent is None else parent.load()
+    if found is not None and found.family.name == recipe.model.family:
+        language = found.language if found.family.recognition is not None else store.language
+        start = init_start_model(recipe, found.tokens, found, language=language)
+    else:
+        # A parent of another family knows neither tokens nor a language; a part of its parameters may fit.
+        tokens = choose_tokens(recipe, store, may_read_texts=not recipe.federated.privacy.adds_noise)
+        start = init_start_model(recipe, tokens, found, language=store.language)
+        if found is not None:
+            say(describe_inherited(start, found))
+    factor = recipe.federated.rescale_norms
+    if factor is None:
+        return start
+    if start.family.transfer.rescale is None:
+        raise InputError(f"federation.rescale_norms={factor}: models of family={start.family.name} cannot be rescaled")
+    return replace(
+        start, parameters=start.family.transfer.rescale(start.parameters, factor=factor, settings=start.settings)
+    )
+
+
+def init_start_model(recipe: Recipe, tokens: Tokens, parent: Recogniser | None, *, language: str) -> Recogniser:
+    """Fresh parameters, or those of `parent` as far as they fit (`adapt_parameters`)."""
+    family, settings = find_family(recipe.model.family), recipe.model.settings(tokens=tokens.size + 1)
+    generator = torch_stream(recipe.seed, "init")
+    if parent is None:
+        return create_recogniser(family, settings, tokens, language=language, generator=generator)
+    parameters = adapt_parameters(parent, settings, tokens, family=family, generator=generator)
+    return Recogniser(family, settings, tokens, parameters, language)
+
+
+def split_trained_part(recipe: Recipe, start: Recogniser) -> Trainable:
+    """What of `start` the clients train; the same whenever it is asked for."""
+    text = recipe.federated.trainable
+    part = None if text is None else parse_part(text)
+    generator = torch_stream(recipe.seed, "low rank")
+    return split_parameters(
+        part, start.parameters, is_lora_target=start.family.transfer.is_lora_target, generator=generator
+    )
+
+
+def count_communication(part: Trainable, *, model_bits: int | None = None) -> dict[str, Any]:
+    """Bytes per client and round, for `results.json`; what is frozen is sent once, to new clients.
+
+    With `model_bits` the model is sent down in so many bits a number.
+    """
+    trained, down = part.trained_count, FLOAT32_BYTES if model_bits is None else model_bits // 8
+    return {
+        "trained_parameters": trained,
+        "frozen_parameters": part.frozen_count,
+        "bytes_up": FLOAT32_BYTES * trained,
+        "bytes_down": down * trained,
+        "bytes_down_first": FLOAT32_BYTES * (trained + part.frozen_count),
+    }
+
+
+def describe_part(part: Trainable, *, model_bits: int | None = None) -> str:
+    """How much of the model is trained and sent, in one line."""
+    trained, total = part.trained_count, part.trained_count + part.frozen_count
+    sent = format_communication(count_communication(part, model_bits=model_bits))
+    return f"training {trained:,} of {total:,} parameters ({trained / total:.2%}): {sent}"
+
+
+def format_communication(sent: Mapping[str, Any]) -> str:
+    """What `count_communication` found, in words."""
+    up = sent["bytes_up"] / 1e6
+    down = sent.get("bytes_down", sent["bytes_up"]) / 1e6
+    amount = f"{up:,.2f} MB each way" if up == down else f"{up:,.2f} MB up and {down:,.2f} MB down"
+    return f"{amount} per client and round"

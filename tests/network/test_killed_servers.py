@@ -1,0 +1,103 @@
+"""`serve` killed at named points of a release's round, with nodes that are processes: paid for, and never twice sent.
+
+A release, because there a second attempt at a step has another cohort and another noise, and is charged again.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import IO
+
+import pytest
+from tests.network import faulty_node
+from tests.network.local_cluster import NAMES
+from tests.network.places import Place
+from tests.points import CHARGED, SAVED, Point
+from tests.training.forked import FORKS, forked
+
+from sottovoce.base.files import read_json
+from sottovoce.network.server.setup import ATTEMPTS
+from sottovoce.privacy.chain import read_chain
+from sottovoce.privacy.ledger import verify
+from sottovoce.training.run_folder import LEDGER
+
+pytest.importorskip("flwr", reason="flwr is not installed (the extra `network`)")
+
+THREE, ROUNDS = NAMES[:3], 2
+ASKED = Point("sottovoce.network.server.clients:AttemptCounter.begin")
+TRAINED = Point("sottovoce.network.server.orders:OrderChannel.ask", nth=3)  # after the terms, and the start model
+SUMMED = Point("sottovoce.network.server.clients:ClientsOverNetwork.sum")
+NOISED = Point("sottovoce.privacy.plan:Plan.add_noise")
+LONG = pytest.mark.long
+
+
+@contextmanager
+def serving(
+    place: Place, *more: str, port: int = 0, point: Point | None = None
+) -> Iterator[tuple[BaseProcess, IO[str]]]:
+    """`sottovoce serve`, killed at `point`; its lines as it says them."""
+    where = ("--roster", place.folder / "roster.yaml", "--keys", place.folder / "keys" / "server")
+    out = ("--stores", place.stores, "--runs", place.folder / "runs", "--out", place.folder / "served")
+    listen = ("--listen", f"127.0.0.1:{port}", "--device", "cpu")
+    arguments = [str(each) for each in ("serve", place.recipe_file, *where, *out, *listen, *more)]
+    here, there = FORKS.Pipe(duplex=False)
+    with here, forked(faulty_node.command, arguments, there, point) as process:
+        there.close()
+        with open(here.fileno(), closefd=False) as lines:
+            yield process, lines
+
+
+def until(lines: IO[str], start: str) -> str:
+    said = []
+    for line in lines:
+        said.append(line)
+        if line.startswith(start):
+            return line
+    raise AssertionError(said)
+
+
+@pytest.mark.parametrize(
+    ("point", "charged"),
+    [
+        pytest.param(CHARGED, ROUNDS + 1, id="charged", marks=LONG),
+        pytest.param(ASKED, ROUNDS + 1, id="about to ask", marks=LONG),
+        pytest.param(TRAINED, ROUNDS + 1, id="trained", marks=LONG),
+        pytest.param(SUMMED, ROUNDS + 1, id="summed"),
+        pytest.param(NOISED, ROUNDS + 1, id="noised", marks=LONG),
+        pytest.param(SAVED, ROUNDS, id="saved", marks=LONG),
+    ],
+)
+def test_killed_between_charge_and_release(tmp_path: Path, cluster_stores: Path, point: Point, charged: int) -> None:
+    place = Place(tmp_path, cluster_stores, list(THREE))
+    place.write_files(cohort_size=len(THREE), steps=ROUNDS, privacy={"mode": "secure"})
+    with ExitStack() as held:
+        server, lines = held.enter_context(serving(place, point=point))
+        listening = until(lines, "listening at ").split()
+        port, digest = int(listening[2].split(":")[1]), listening[-1]
+        for name in THREE:
+            own = place.folder / "keys" / name
+            whose = ("--data", place.stores / name, "--key", own, "--ca", place.folder / "keys" / "server" / "ca.pem")
+            joining = ("join", f"https://127.0.0.1:{port}", *whose, "--accept", digest, "--device", "cpu")
+            arguments = [str(each) for each in joining]
+            held.enter_context(forked(faulty_node.run, arguments, own / "said", own / "told"))
+        server.join()
+        assert server.exitcode == -9
+        before = verify(place.folder / "served" / LEDGER).attempts
+        again, lines = held.enter_context(serving(place, "--resume", port=port))
+        said = lines.read()
+        again.join()
+        assert again.exitcode == 0, said
+    ledger = verify(place.folder / "served" / LEDGER)
+    assert (ledger.steps, ledger.attempts) == (ROUNDS, charged)
+    assert before == 1
+    accepted = ledger.header["accepted"]["attempts"]
+    assert accepted == ROUNDS + 1  # one spare attempt, by default
+    # No attempt that anybody was asked for is unpaid; nobody has sent more than they accepted, or anything twice.
+    assert read_json(place.folder / "served" / ATTEMPTS)["attempts"] <= ledger.attempts
+    for name in THREE:
+        lines_of_own = read_chain(place.folder / "keys" / name / "home" / "ledger.jsonl").records
+        sent = Counter((line["attempt"], line["answered"]) for line in lines_of_own if "answered" in line)
+        assert {*sent.values()} == {1}
+        assert sum(kind == "train" for _, kind in sent) <= charged <= accepted
