@@ -1,11 +1,24 @@
 """Suites of the bench, loaded and compared setting by setting."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
 from sottovoce.config import Recipe, Suite, load_experiment, load_recipe
+
+# Keys that recipes no longer have, with the values that all kept runs have of them: what was the default.
+_REMOVED_KEYS = re.compile(
+    r"^ +(most_data_speakers: null|local_shift_frames: 0\.0|global_scale: 1\.0|layerdrop_group: 1|ctc_steps: null"
+    r"|temperature: null|colour: pink)\n",
+    re.M,
+)
+
+
+def without_removed_keys(kept: str) -> str:
+    """The configuration of a kept run without keys that recipes no longer have, where they say what was the default."""
+    return _REMOVED_KEYS.sub("", kept)
 
 
 @cache

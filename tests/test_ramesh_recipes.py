@@ -65,12 +65,11 @@ def encoder(name: str) -> Recipe:
     assert recipe.paper.source == "Ramesh et al. 2023, arXiv:2308.02013"
     assert recipe.paper.wer == {}
     model = recipe.model
-    assert (model.family, model.size, model.ahead, model.candidates, model.temperature) == (
+    assert (model.family, model.size, model.ahead, model.candidates) == (
         "cpc",
         "ramesh",
         12,
         128,
-        None,
     )
     return recipe
 

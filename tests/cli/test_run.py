@@ -164,8 +164,8 @@ def test_runs_of_a_suite_side_by_side_are_those_one_after_another(
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)  # one thread for each of two runs
     began: list[int] = []
-    started = suites.children
-    monkeypatch.setattr(suites, "children", lambda count, *a, **k: began.append(count) or started(count, *a, **k))
+    started = suites.child_pool
+    monkeypatch.setattr(suites, "child_pool", lambda count, *a, **k: began.append(count) or started(count, *a, **k))
     seeded = (here / "suite.yaml").read_text().replace("noisy: {recipe:", "noisy: {overrides: [SEED], recipe:")
     (here / "seed.yaml").write_text(CENTRAL)
     apart = f"federation.seed_model={here / 'seed.yaml'}, data.part=federation, data.seed_part.fraction=0.3"

@@ -54,7 +54,9 @@ def hearing(context: ClientContext, client: int, instead: Callable[[Features, Te
         own_U = [tuple(recordings.samples_N[start : start + 50].tolist()) in starts for start in recordings.starts_U]
         return instead(heard, torch.tensor(own_U)) if any(own_U) else heard
 
-    return replace(context, family=replace(context.family, hear=hear))
+    return replace(
+        context, family=replace(context.family, front_end=replace(context.family.front_end, extract_features=hear))
+    )
 
 
 def not_finite(heard: Features, of_U: Tensor) -> Features:

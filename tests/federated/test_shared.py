@@ -192,7 +192,7 @@ def test_one_batch_sums_to_what_single_updates_do(weighting: str, family: str, t
         assert not summed.diagnostics.dropped
         summed.diagnostics.settle()
         assert summed.diagnostics.loss is not None
-        assert summed.diagnostics.loss[1] == 9
+        assert summed.diagnostics.loss[2] == 9
     assert furthest(ends[0], ends[1], start) < 1
 
 

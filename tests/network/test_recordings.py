@@ -20,8 +20,8 @@ class Packing:
     """Packs, and counts how often."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.times, self._pack = 0, speech.pack
-        monkeypatch.setattr(speech, "pack", self)
+        self.times, self._pack = 0, speech.pack_corpus
+        monkeypatch.setattr(speech, "pack_corpus", self)
 
     def __call__(self, *arguments: Any, **named: Any) -> None:
         self.times += 1

@@ -102,6 +102,8 @@ def test_without_texts_there_are_no_letters_and_of_one_person_nothing(encoder: R
 
 
 def test_a_family_without_an_encoder_is_refused(encoder: Recogniser, spoken: Store) -> None:
-    recogniser = replace(encoder, family=replace(encoder.family, encode=None))
+    recogniser = replace(
+        encoder, family=replace(encoder.family, inspection=replace(encoder.family.inspection, encode=None))
+    )
     with pytest.raises(InputError, match="family=cpc have no encoder that can be probed"):
         probe_encoder(recogniser, spoken)

@@ -57,6 +57,6 @@ def test_only_voices_that_the_recipe_made_itself_are_quoted(recipe: str, store: 
 def test_quotes_are_spread_evenly_and_none_is_taken_twice(utterances: int, kept: list[int]) -> None:
     rows = np.arange(utterances)
     texts = tuple(f"said {n}" for n in rows)
-    chosen = Selection(rows=rows, references=texts, ids=texts, without_text=0, seconds_too_long=0)
+    chosen = Selection(rows=rows, references=texts, ids=texts, without_text=0, too_long=0)
     found = pick_transcripts(chosen, [f"heard {n}" for n in rows])
     assert found == [{"reference": f"said {n}", "hypothesis": f"heard {n}"} for n in kept]

@@ -94,7 +94,7 @@ def test_a_federated_run_learns_and_says_so_by_its_loss_and_accuracy(stores: Pat
     assert summary.headings[2:4] == ("loss", "accuracy")
     assert "(chance 6.2%)" in summary.rows[-1][3]
     page = (tmp_path / "report.html").read_text()
-    assert "Right guesses on speakers who are not trained on" in page
+    assert "Contrastive accuracy on speakers who are not trained on" in page
     assert "word error rate" not in page.lower()
 
 

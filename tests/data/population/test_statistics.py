@@ -244,7 +244,7 @@ def test_a_failed_drawing_leaves_the_old_one(index, tmp_path, monkeypatch):
     def full(file):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "sync", full)
+    monkeypatch.setattr(files, "sync_file", full)
     with pytest.raises(InputError, match=r"cannot be written \(No space"):
         draw_speakers(index(CROWD), tmp_path / "a.png")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]

@@ -43,8 +43,8 @@ def batch(number: int, *, frames: int = 24) -> tuple[Tensor, Tensor]:
     return features, torch.tensor([frames, frames - 7, frames // 2])
 
 
-def draws(settings: Settings, number: int, *, kept: Sequence[int] | None = None, frames: int = 24) -> Draws:
-    drawn = draw_several(settings, batch_sizes=[3], frames=[frames], generator=torch_stream(3, "draws", number))[0]
+def draws(settings: Settings, number: int, *, kept: Sequence[int] | None = None) -> Draws:
+    drawn = draw_several(settings, batch_sizes=[3], generator=torch_stream(3, "draws", number))[0]
     return drawn if kept is None else replace(drawn, kept=tuple(kept))
 
 
@@ -73,7 +73,7 @@ def test_any_subset_of_blocks_gives_the_plain_gradients(norm: str) -> None:
     subsets = [(0, 1, 2, 3, 4), (1, 3), (0, 4), (2,), (), (0, 1, 3, 4), (4,), (0, 1, 2, 3, 4)]
     for number, kept in enumerate(subsets):
         for frames in (24, 30):  # two shapes in turn
-            drawn = draws(settings, number, kept=kept, frames=frames)
+            drawn = draws(settings, number, kept=kept)
             inputs = batch(number, frames=frames)
             expected = gradients(own, inputs, drawn, settings)
             assert_same(gradients(own, inputs, drawn, settings, blocks=blocks), expected)
@@ -141,7 +141,7 @@ def test_shapes_share_their_memory() -> None:
     blocks = graphed(own, settings=settings)
     reserved = []
     for frames in (960, 954, 948, 942, 936):
-        gradients(own, batch(0, frames=frames), draws(settings, 0, frames=frames), settings, blocks=blocks)
+        gradients(own, batch(0, frames=frames), draws(settings, 0), settings, blocks=blocks)
         torch.cuda.empty_cache()
         reserved.append(torch.cuda.memory_reserved())
     # Five shapes kept apart would need five times the pool of the first.

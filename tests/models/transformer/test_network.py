@@ -133,7 +133,7 @@ def test_layer_drop_skips_the_computation_of_the_block() -> None:
         return network.block(x_BTD, *arguments, **options)
 
     parameters = parameters_of(settings)
-    draws = draw_several(settings, batch_sizes=[3], frames=[50], generator=generator())[0]
+    draws = draw_several(settings, batch_sizes=[3], generator=generator())[0]
     forward(
         parameters, features_BTF, lengths_B, settings=settings, draws=draws, blocks=partial(run_blocks, block=counting)
     )
@@ -146,7 +146,7 @@ def test_layer_drop_skips_the_computation_of_the_block() -> None:
 def test_layer_drop_leaves_out_its_share_of_the_blocks() -> None:
     settings = replace(SMALL, layers=72, layer_drop=0.3)
     random = generator()
-    kept = [len(draw_several(settings, batch_sizes=[1], frames=[9], generator=random)[0].kept) for _ in range(200)]
+    kept = [len(draw_several(settings, batch_sizes=[1], generator=random)[0].kept) for _ in range(200)]
     # Binomial(14400, 0.7): standard deviation 55.
     assert sum(kept) == pytest.approx(0.7 * 72 * 200, abs=4 * 55)
 
@@ -155,7 +155,7 @@ def test_a_training_step_is_a_function_of_its_draws_and_leaves_torchs_own_genera
     parameters = parameters_of(SMALL)
     features_BTF, lengths_B = batch()
     before = torch.get_rng_state()
-    one, other = (draw_several(SMALL, batch_sizes=[3], frames=[50], generator=generator(seed))[0] for seed in (4, 5))
+    one, other = (draw_several(SMALL, batch_sizes=[3], generator=generator(seed))[0] for seed in (4, 5))
     results = [
         forward(parameters, features_BTF, lengths_B, settings=SMALL, draws=draws)[0] for draws in (one, other, one)
     ]
@@ -170,7 +170,7 @@ def test_without_dropout_layer_drop_and_moves_training_equals_evaluation() -> No
     still = replace(SMALL, dropout=0.0, layer_drop=0.0, positions="sinusoidal")
     parameters = parameters_of(still)
     features_BTF, lengths_B = batch()
-    draws = draw_several(still, batch_sizes=[3], frames=[50], generator=generator())[0]
+    draws = draw_several(still, batch_sizes=[3], generator=generator())[0]
     trained, _ = forward(parameters, features_BTF, lengths_B, settings=still, draws=draws)
     assert torch.equal(trained, forward(parameters, features_BTF, lengths_B, settings=still)[0])
 
@@ -212,7 +212,7 @@ def test_compiles_without_graph_breaks_for_all_blocks_and_batch_shapes() -> None
     random = generator()
     for rows, frames in ((3, 60), (5, 80), (2, 33), (7, 41)):
         features_BTF, lengths_B = torch.randn(rows, frames, 8), torch.full((rows,), frames - 2)
-        draws = draw_several(settings, batch_sizes=[rows], frames=[frames], generator=random)[0]
+        draws = draw_several(settings, batch_sizes=[rows], generator=random)[0]
         options: dict[str, Any] = {"settings": settings, "draws": draws}
         ours, _ = forward(parameters, features_BTF, lengths_B, **options, blocks=partial(run_blocks, block=compiled))
         torch.testing.assert_close(ours, forward(parameters, features_BTF, lengths_B, **options)[0])
