@@ -170,10 +170,10 @@ def test_probabilities_of_zero_are_obeyed(kernels: Any) -> None:
 
 def test_what_the_kernels_cannot_do_is_left_to_torch(kernels: Any) -> None:
     log_probs_BTV, tokens_BU = torch.zeros(1, 2, 3), torch.zeros(1, 1024, dtype=torch.long)
-    assert kernels.takes(log_probs_BTV, tokens_BU[:, :1023])
-    assert not kernels.takes(log_probs_BTV, tokens_BU)
-    assert not kernels.takes(log_probs_BTV.double(), tokens_BU[:, :4])
-    assert not kernels.takes(log_probs_BTV[:0], tokens_BU[:0, :4])
+    assert kernels.takes_batch(log_probs_BTV, tokens_BU[:, :1023])
+    assert not kernels.takes_batch(log_probs_BTV, tokens_BU)
+    assert not kernels.takes_batch(log_probs_BTV.double(), tokens_BU[:, :4])
+    assert not kernels.takes_batch(log_probs_BTV[:0], tokens_BU[:0, :4])
 
 
 @needs_cuda

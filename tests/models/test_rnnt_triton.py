@@ -104,7 +104,7 @@ def test_nodes_are_read_and_pulled_as_by_torch(kernels: Any, dtype: torch.dtype,
     logits_CWV[..., -1] = -torch.inf if outputs == 7 else 1.0  # as where outputs are aligned
     next_W[1] = 1
     exact = [tensor.cpu().double() for tensor in (logits_CWV, blank_CW, label_CW)]
-    for found, expected in zip(kernels.read(logits_CWV, next_W), rnnt._read(exact[0], next_W.cpu()), strict=True):
+    for found, expected in zip(kernels.read_nodes(logits_CWV, next_W), rnnt._read(exact[0], next_W.cpu()), strict=True):
         torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-6, atol=1e-5)
     pulled_CWV = kernels.pull(logits_CWV, next_W, blank_CW, label_CW)
     assert pulled_CWV.dtype == dtype
@@ -131,9 +131,9 @@ def test_joints_are_joined_and_parted_as_by_torch(
 
 
 def test_what_the_kernels_cannot_do_is_left_to_torch(kernels: Any) -> None:
-    assert kernels.takes(torch.zeros(1, 1, 16_384))
-    assert not kernels.takes(torch.zeros(1, 1, 16_385))
-    assert not kernels.takes(torch.zeros(1, 1, 4, dtype=torch.float64))
+    assert kernels.takes_logits(torch.zeros(1, 1, 16_384))
+    assert not kernels.takes_logits(torch.zeros(1, 1, 16_385))
+    assert not kernels.takes_logits(torch.zeros(1, 1, 4, dtype=torch.float64))
     assert kernels.joins(torch.zeros(1, 4, dtype=torch.bfloat16))
     assert not kernels.joins(torch.zeros(1, 4))
     assert kernels.walks(torch.zeros(1, 1, 1024))
