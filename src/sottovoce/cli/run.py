@@ -51,10 +51,11 @@ def run(
         int, typer.Option(metavar="N", help="Of a suite N runs at once, each in its own process; 8 suit a large GPU.")
     ] = 1,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="Say what it takes (time here, audio, disk, memory, ε), and do no more.")
+        bool, typer.Option("--estimate", help="Say what it takes (time here, audio, disk, ε), and do no more.")
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Begin at once: measure nothing, and do not ask what takes a CPU days.")
+        bool,
+        typer.Option("--yes", help="Begin at once: neither estimate nor ask before runs that take a CPU days."),
     ] = False,
     sign: SignKey = None,
     json: Json = False,
@@ -145,10 +146,7 @@ def _format_stopped(outcomes: "Mapping[str, Outcome]", folder: Path, *, planned:
 
 
 def check_and_estimate(wanted: "Mapping[str, tuple[LoadedRecipe, Path]]", around: "RunContext") -> "Estimate | None":
-    """Check all that the runs need, and estimate their cost; None where nothing is left to do, or for several ranks.
-
-    What takes no more operations than `above` is computed and not timed; None decides by itself.
-    """
+    """Check all that the runs need, and estimate their cost; None where nothing is left to do, or for several ranks."""
     from sottovoce.base.processes import local_device, process_group
     from sottovoce.training.agreement import require_equal_across_ranks
     from sottovoce.training.estimate import estimate_runs

@@ -100,10 +100,6 @@ def _zero(_settings: Any) -> int:
     return 0
 
 
-def _false(_settings: Any) -> bool:
-    return False
-
-
 def is_weight(name: str) -> bool:
     """Whether a tensor is called a weight; LoRA corrects those of them that are matrices."""
     return name.endswith(".weight")
@@ -208,7 +204,6 @@ class Training(Generic[S, D]):
 
     `needs_text`: a family that does not has no tokens either (`text.tokens.NO_TOKENS`).
     `adjust_draws(settings, draws, progress)` are a step's draws where they also depend on how far training is.
-    `shares_draws(settings)`: whether `draw` uses the second generator, which a group of clients shares.
     `statistics(settings)` names the tensors that count what was seen (batch-norm's): the gradient that `loss` gives
     them is the way they go back in this step, whatever the learning rate; clients' updates hold them like all others.
     `accelerate(family, working, …)` is the family again with compiled or recorded functions for training `working`, or
@@ -217,7 +212,6 @@ class Training(Generic[S, D]):
 
     needs_text: bool = True
     adjust_draws: Callable[[S, D, TrainingProgress], D] | None = None
-    shares_draws: Callable[[S], bool] = _false
     statistics: Callable[[S], frozenset[str]] = _no_names
     accelerate: Callable[..., "Family[S, D]"] | None = None
 
@@ -322,18 +316,14 @@ def draw_steps(
     settings: S,
     spec_augment: SpecAugmentSettings | None,
     generator: torch.Generator,
-    shared: torch.Generator | None = None,
     progress: Sequence[TrainingProgress] | None = None,
     narrow_band: NarrowBandSettings | None = None,
 ) -> list[StepDraws]:
-    """Draw several steps at once: of so many `utterances` each, padded to so many `samples`, on the host.
-
-    Own chance comes from `generator`; where `shared` is given, what a group of clients has in common comes from there.
-    """
+    """Draw several steps at once: of so many `utterances` each, padded to so many `samples`, on the host."""
     masks: Sequence[Tensor | None] = [None] * len(utterances)
     if spec_augment is not None and family.front_end.mask is not None:
         masks = torch.split(draw_masks(sum(utterances), settings=spec_augment, generator=generator), list(utterances))
-    models = family.draw(settings, utterances, samples=samples, generator=generator, shared=shared)
+    models = family.draw(settings, utterances, samples=samples, generator=generator)
     if (adjust := family.training.adjust_draws) is not None and progress is not None:
         models = [adjust(settings, model, place) for model, place in zip(models, progress, strict=True)]
     bands: Sequence[Tensor | None] = [None] * len(utterances)

@@ -130,10 +130,6 @@ def unusable(settings: Settings, samples: int, tokens: Sequence[int]) -> str | N
     return ctc.text_obstacle(tokens, frames=frame_count(samples) // STRIDE)
 
 
-def drops_layers(settings: Settings) -> bool:
-    return settings.layer_drop > 0
-
-
 def samples_per_frame(_settings: Settings) -> int:
     return STRIDE * HOP_SAMPLES
 
@@ -283,5 +279,5 @@ FAMILY = Family(
         rescale=rescaled_norms,
         layer_count=attrgetter("layers"),
     ),
-    training=Training(shares_draws=drops_layers, accelerate=accelerate),
+    training=Training(accelerate=accelerate),
 )
