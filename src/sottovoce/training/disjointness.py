@@ -33,7 +33,7 @@ from sottovoce.training.run_data import (
     RunData,
     Split,
     build_training_population,
-    find_split,
+    open_split,
     list_split_rows,
     open_named_store,
     require_local_store,
@@ -158,7 +158,7 @@ def _other_splits(recipe: Recipe, stores: Path) -> dict[str, Split]:
     own = None if settings is None or settings.server_pass is None else settings.server_pass.data
     shared = None if settings is None or settings.weighed_on is None else settings.weighed_on.data
     named = {"data.dev": recipe.data.dev, SERVER_PASS: own, SHARED_DEV: shared}
-    return {what: find_split(place, recipe, stores) for what, place in named.items() if place is not None}
+    return {what: open_split(place, recipe, stores) for what, place in named.items() if place is not None}
 
 
 # By recording.

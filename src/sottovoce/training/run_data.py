@@ -39,15 +39,15 @@ class RunData:
 
     @classmethod
     def of(cls, recipe: Recipe, stores: Path) -> "RunData":
-        tests = {name: find_split(name, recipe, stores) for name in recipe.data.test}
+        tests = {name: open_split(name, recipe, stores) for name in recipe.data.test}
         own = None if recipe.federation is None else recipe.federation.server_pass
         shared = None if recipe.federation is None else recipe.federation.weighed_on
         return cls(
             open_named_store(recipe.data.store, stores),
-            find_split(recipe.data.dev, recipe, stores),
+            open_split(recipe.data.dev, recipe, stores),
             tests,
-            None if own is None else find_split(own.data, recipe, stores),
-            None if shared is None else find_split(shared.data or recipe.data.dev, recipe, stores),
+            None if own is None else open_split(own.data, recipe, stores),
+            None if shared is None else open_split(shared.data or recipe.data.dev, recipe, stores),
         )
 
     @property
@@ -107,7 +107,7 @@ def open_named_store(name: str, stores: Path) -> Store:
     return store
 
 
-def find_split(place: str, recipe: Recipe, stores: Path) -> Split:
+def open_split(place: str, recipe: Recipe, stores: Path) -> Split:
     """`split` of the recipe's store, or `STORE:split`."""
     name, split = recipe.data.place(place)
     store = open_named_store(name, stores)
