@@ -33,9 +33,9 @@ from sottovoce.training.run_data import (
     RunData,
     Split,
     build_training_population,
-    open_split,
     list_split_rows,
     open_named_store,
+    open_split,
     require_local_store,
 )
 from sottovoce.training.run_folder import INPUTS
