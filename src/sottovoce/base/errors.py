@@ -1,8 +1,8 @@
 """Whose mistake it is.
 
 `InputError` is a user's: the command line prints it as one line and exits with 2. Every other exception is a bug of
-ours and keeps its traceback. Ours are assertions; `ensure` is for those that protect users' privacy or data, because
-it raises under `python -O` too, which leaves `assert` out.
+ours and keeps its traceback. Ours are assertions; `check_invariant` is for those that protect users' privacy or data,
+because it raises under `python -O` too, which leaves `assert` out.
 """
 
 
