@@ -67,7 +67,7 @@ def test_federated_runs_start_from_a_warm_up_that_fits_and_that_heard_no_client(
         assert warmed == (REAL_WARM_UP if where.startswith(REAL) else WARM_UP), where
         if recipe.federated.seed_model is None:
             warm_up = "warm-up-fr" if where.startswith("learning-rates/") else "warm-up-half-fr"
-            assert recipe.tokens.file == f"runs/benchmark-gao-{warm_up}/model/tokens.json", where
+            assert recipe.tokens.take_from == f"benchmark/gao/{warm_up}", where
             continue
         seed = load_recipe(recipe.federated.seed_model)
         assert recipe.people_seed == seed.people_seed == seed.seed, where

@@ -126,7 +126,7 @@ def test_from_scratch(name: str, proximal: str | None, optimiser: str, language:
     assert federation.seed_model is None
     assert (None if federation.local.proximal is None else federation.local.proximal.name) == proximal
     assert federation.server.optimiser["name"] == optimiser
-    assert recipe.tokens.file == f"runs/gao2022-central-{language}-warm-up/model/tokens.json"
+    assert recipe.tokens.take_from == f"{ROOM}central/{language}-warm-up"
 
 
 def test_figure_3_sweeps_k() -> None:
@@ -148,7 +148,7 @@ def test_every_cell_is_there_and_nothing_else() -> None:
     expected |= {name for name, *_ in federated()}
     expected |= {f"table1-{lang}/scratch-{name}" for lang in LANGUAGES for name in ("fedavg", "fedprox", "fedadam")}
     expected |= {f"figure3/k-{k}" for k in range(10, 101, 10)} | {f"figure4/{name}" for name in WEIGHTINGS}
-    expected |= {"table1-fr", "table1-it", "figure3", "figure4"}
+    expected |= {"central", "table1-fr", "table1-it", "figure3", "figure4"}
     assert {name.removeprefix(ROOM) for name in recipe_names() if name.startswith(ROOM)} == expected
 
 

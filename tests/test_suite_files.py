@@ -9,6 +9,7 @@ from sottovoce.base.errors import InputError
 from sottovoce.config import Recipe, Suite, as_yaml, is_recipe, load_experiment, load_recipe, public_name, recipe_names
 from sottovoce.config.loading import validate_recipe
 from sottovoce.training.parent_model import default_run_folder, resolve_parent_model
+from sottovoce.training.suites import plan_suite
 
 TABLE = """
 about: a table
@@ -153,9 +154,20 @@ def test_a_run_that_names_a_recipe_says_nothing_else(tmp_path: Path, run: str) -
         load_experiment(f"{tmp_path}/suite.yaml")
 
 
-def test_recipes_that_are_no_suite_are_run_one_by_one() -> None:
-    with pytest.raises(InputError, match="recipe pelikan2025/central: these are recipes to be run one by one: pelikan"):
-        load_experiment("pelikan2025/central")
+def test_a_file_of_recipes_is_run_as_each_of_them_by_its_own_name(tmp_path: Path) -> None:
+    for name in ("pelikan2025/central", "gao2022/central", "ramesh2023/pretraining"):
+        found = load_experiment(name)
+        assert isinstance(found, Suite)
+        assert [run.recipe for run in found.runs.values()] == [f"{name}/{label}" for label in found.runs]
+        assert not [label for label in found.runs if label.startswith("_")]
+        places = {label: place for label, (_, place) in plan_suite(name, found, out=tmp_path, runs=tmp_path).items()}
+        assert places == {label: default_run_folder(f"{name}/{label}", tmp_path) for label in found.runs}
+
+
+def test_a_file_of_what_others_extend_has_nothing_to_run() -> None:
+    with pytest.raises(InputError, match="recipe gao2022: other recipes extend what is in this file; there is none"):
+        load_experiment("gao2022")
+    assert "gao2022" not in recipe_names()
 
 
 def test_nothing_of_one_reading_is_left_in_the_next(table: str) -> None:

@@ -75,7 +75,7 @@ def run(
     from sottovoce.models.family import find_family
     from sottovoce.training.parent_model import default_run_folder
     from sottovoce.training.run import run_recipe, run_smoke
-    from sottovoce.training.suites import load_suite_recipes, run_suite, select_runs
+    from sottovoce.training.suites import plan_suite, run_suite, select_runs
 
     if family is not None:
         find_family(family)
@@ -96,7 +96,7 @@ def run(
     label = label_run(recipe, out)
     with open_context(recipe, runs=runs, stores=stores, device=device) as around:
         if isinstance(experiment, Suite):
-            wanted = {name: (one, folder / name) for name, one in load_suite_recipes(experiment).items()}
+            wanted = plan_suite(recipe, experiment, out=folder, runs=runs)
         else:
             wanted = {label: (experiment, folder)}
         costs = check_and_estimate(wanted, around)
@@ -110,7 +110,7 @@ def run(
     with open_context(recipe, runs=runs, stores=stores, device=device) as around:
         around = replace(around, sign=sign)
         if isinstance(experiment, Suite):
-            outcomes = run_suite(experiment, out=folder, context=around, at_once=at_once)
+            outcomes = run_suite(wanted, context=around, at_once=at_once)
         else:
             outcomes = {label: run_recipe(experiment, out=folder, resume=resume, context=around)}
     planned = len(experiment.runs) if isinstance(experiment, Suite) else 1

@@ -9,7 +9,7 @@ from sottovoce.config.federation import (
     SharedDevSettings,
 )
 from sottovoce.config.loading import as_yaml, load_experiment, load_recipe, validate_recipe
-from sottovoce.config.reading import is_recipe, plain_name, public_name, recipe_names
+from sottovoce.config.reading import is_collection, is_recipe, plain_name, public_name, recipe_names
 from sottovoce.config.recipe import Experiment, Paper, Recipe, Suite, SuiteRun
 from sottovoce.config.sections import (
     Augmentation,
@@ -39,6 +39,7 @@ __all__ = [
     "SyntheticCorpus",
     "TokenSettings",
     "as_yaml",
+    "is_collection",
     "is_recipe",
     "load_experiment",
     "load_recipe",

@@ -1,7 +1,8 @@
 """What is written of a recipe, as plain data: a file of its own or an entry of one, on top of what it extends.
 
 A file is called by its path below `recipes/`, or by the path of a YAML file. Its entries stand under `runs`, which make
-a suite, and under `recipes`, which are run by their own names alone. An entry's name is the file's, a slash, and its
+a suite, and under `recipes`, which are run by their own names, or all of them by the file's where there are no `runs`.
+An entry's name is the file's, a slash, and its
 own: `pelikan2025/table01/sigma-3e-6-dim`, or `mine/table.yaml/dim`.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import read_file
-from sottovoce.base.parsing import DEEPEST, ParseError, parse_yaml, quote, shorten
+from sottovoce.base.parsing import DEEPEST, ParseError, parse_yaml, quote
 from sottovoce.config.recipe import is_suite
 from sottovoce.models.family import DEFAULT
 
@@ -34,7 +35,7 @@ def recipe_names() -> list[str]:
         name = path.relative_to(root).with_suffix("").as_posix()
         content = _file(name, path)
         found += [f"{name}/{label}" for label in (*content.get("recipes", {}), *_written_runs(content))]
-        if is_suite(content) or "recipes" not in content:
+        if is_suite(content) or "recipes" not in content or _collected(content):
             found.append(name)
     return sorted(name for name in found if not name.split("/")[-1].startswith("_"))
 
@@ -47,6 +48,12 @@ def is_recipe(name: str) -> bool:
     if name.split("/")[-1].startswith("_") or not os.path.isfile(path):
         return False
     return entry in _entries(_file(name, path)) if entry is not None else path.is_relative_to(_recipe_folder())
+
+
+def is_collection(name: str) -> bool:
+    """Whether `name` is that of a file of recipes that are no suite: each is run as if by its own name."""
+    path, entry = _place(name)
+    return entry is None and not is_suite(content := _file(name, path)) and "recipes" in content
 
 
 def plain_name(name: str) -> str:
@@ -174,6 +181,11 @@ def _written_runs(content: Mapping[str, Any]) -> list[str]:
     return [label for label, run in runs.items() if _is_written(run)] if isinstance(runs, dict) else []
 
 
+def _collected(content: Mapping[str, Any]) -> list[str]:
+    """The recipes of a file that can be run; what begins with _ is there to be extended."""
+    return [label for label in content.get("recipes", {}) if not label.startswith("_")]
+
+
 def _is_written(run: object) -> bool:
     return isinstance(run, dict) and "recipe" not in run
 
@@ -202,8 +214,9 @@ def _shared(content: Mapping[str, Any]) -> Content:
 def _whole(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A file as one recipe or suite; of a run that is written there, the suite keeps the name."""
     if "recipes" in content and not is_suite(content):
-        known = ", ".join(f"{name}/{label}" for label in _entries(content) if not label.startswith("_"))
-        raise InputError(f"recipe {name}: these are recipes to be run one by one: {shorten(known)}")
+        if not (labels := _collected(content)):
+            raise InputError(f"recipe {name}: other recipes extend what is in this file; there is none to be run")
+        return {"about": f"the recipes of {name}", "runs": {label: {"recipe": f"{name}/{label}"} for label in labels}}
     written = _written_runs(content)
     if not written:
         return {key: value for key, value in content.items() if key != "recipes"}

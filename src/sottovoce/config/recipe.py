@@ -37,11 +37,17 @@ class Paper(Section):
 
 
 class Recipe(Section):
-    """One run: central or federated training of one model."""
+    """One run: central or federated training of one model.
+
+    `parent_overrides` change the recipes that it starts from or takes its tokens from, and theirs.
+    """
+
+    unwritten = frozenset({"parent_overrides"})
 
     about: str
     paper: Paper | None = None
     seed: int = 1
+    parent_overrides: tuple[str, ...] | None = None
     data: DataSettings
     tokens: TokenSettings = TokenSettings()
     model: ModelSection = Field(default_factory=dict, validate_default=True)

@@ -123,9 +123,20 @@ class DataSettings(Section):
 
 
 class TokenSettings(Section):
+    """What a model writes; with `file` or `take_from` the kind and the size are those of the tokens found there."""
+
+    unwritten = frozenset({"take_from"})
+
     kind: Literal["characters", "sentence_pieces"] = "characters"
     size: int = Field(default=DEFAULT_PIECES, ge=2, le=1_000_000)
-    file: PathText | None = None  # made by `sottovoce tokens`; then the others do not count
+    file: PathText | None = None  # made by `sottovoce tokens`
+    take_from: PathText | None = None  # a recipe, which is run first, or the folder of a run or model
+
+    @model_validator(mode="after")
+    def _check(self) -> "TokenSettings":
+        if self.file is not None and self.take_from is not None:
+            raise ValueError("expected one of file and take_from")
+        return self
 
 
 def read_model(section: Any) -> Any:

@@ -20,14 +20,15 @@ _CENTRAL = {
 _FEDERATED = {"store": "smoke", "prepare": {"task": "digits", "users": 24, "hours": 0.03, "seed": 1}, **_SPLITS}
 
 
-def shrink_recipe(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
-    """`recipe` with one step, a tiny model, the stand-in's people, and `seed_model` in place of its own."""
+def shrink_recipe(recipe: Recipe, *, seed_model: str | None = None, tokens_from: str | None = None) -> Recipe:
+    """`recipe` with one step, a tiny model, the stand-in's people, and these folders in place of its own parents."""
     content = recipe.model_dump(mode="json")
+    content.pop("parent_overrides", None)  # the folders are made already
     content["data"] |= _CENTRAL if recipe.federation is None else _FEDERATED
     if recipe.data.seed_part is not None:
         content["data"]["seed_part"] = {"fraction": 0.3}
     if recipe.reads_texts:
-        content["tokens"] = {"kind": "characters"}
+        content["tokens"] = {"kind": "characters", "take_from": tokens_from}
     content["model"] |= find_family(recipe.model.family).smoke_options
     if recipe.central is not None:
         content["central"] |= {"steps": 1, "batches": None, "batch_seconds": 8.0, "start_from": seed_model}

@@ -31,6 +31,11 @@ def dev_scores(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config["about"].items() if name.startswith(_SCORE)}
 
 
+def locate_model(folder: Path) -> Path:
+    """The folder of a model: this one, or the `model` of a run's folder."""
+    return folder if (folder / CONFIG).exists() or not (folder / "model" / CONFIG).exists() else folder / "model"
+
+
 def weights_file(config: Mapping[str, Any]) -> str:
     """Which file has what was trained."""
     return PARAMETERS if config.get("part") is None else PART

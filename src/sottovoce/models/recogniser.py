@@ -35,7 +35,7 @@ from sottovoce.base.parsing import ParseError, parse_json, quote
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.data.text.tokens import Tokens, load_tokens, save_tokens, tokens_as_json
 from sottovoce.models.family import Family, Parameters, find_family
-from sottovoce.models.model_files import CONFIG, FROZEN, PARAMETERS, PART, TOKENS, description_digest
+from sottovoce.models.model_files import CONFIG, FROZEN, PARAMETERS, PART, TOKENS, description_digest, locate_model
 from sottovoce.models.trainable import Frozen, low_rank_names
 
 NAME_FAMILY = "--family {name}, if you trust it"
@@ -159,11 +159,9 @@ def load_recogniser(folder: Path | str, *, family: str | None = None) -> Recogni
     A `family` is what its models are expected to be of. One from outside this package (`module:FAMILY`) has to be
     named, here or in a recipe that was loaded before: to import a module is to run it, and a folder may be anybody's.
     """
-    folder = Path(folder)
+    folder = locate_model(Path(folder))
     if family is not None:
         find_family(family)
-    if not (folder / CONFIG).exists() and (folder / "model" / CONFIG).exists():
-        folder = folder / "model"
     config = _read_config(folder)
     if family is not None and config["architecture"] != family:
         raise InputError(f"{folder}: a model of family={quote(config['architecture'])}, expected {family}")

@@ -35,7 +35,7 @@ from sottovoce.training.run_data import RunData, build_recipe_population, check_
 from sottovoce.training.server_pass import build_server_pass, load_public_speech
 from sottovoce.training.start_model import build_start_model, split_trained_part
 from sottovoce.training.testing import check_can_transcribe, check_holdouts, choose_measure, choose_shared_dev
-from sottovoce.training.tokens import check_token_sources
+from sottovoce.training.tokens import check_token_sources, load_taken_tokens
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -112,7 +112,10 @@ def assemble(
         if processes.is_first:  # refused here, all are refused
             check_evaluation_speakers(recipe, population, data, parent=parent, context=context)
             check_token_sources(recipe, population, runs=context.runs, stores=context.stores, say=say)
-        start = build_start_model(recipe, parent, data.store, say=say) if sketch is None else sketch
+        start = sketch
+        if start is None:
+            taken = load_taken_tokens(recipe, runs=context.runs)
+            start = build_start_model(recipe, parent, data.store, taken=taken, say=say)
         check_language(start, data.store)
         check_can_transcribe(recipe, start)
         shared_dev = None if data.shared_dev is None else choose_shared_dev(recipe, data.shared_dev)

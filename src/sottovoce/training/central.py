@@ -51,7 +51,7 @@ from sottovoce.training.loop import (
     record_collapses,
     run_loop,
 )
-from sottovoce.training.parent_model import ParentModel
+from sottovoce.training.parent_model import find_parent_model
 from sottovoce.training.records import StepLog, StepRecord
 from sottovoce.training.run_context import (
     Outcome,
@@ -66,7 +66,7 @@ from sottovoce.training.run_data import RunData, list_training_rows
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.training.start_model import init_start_model
 from sottovoce.training.testing import RankGroup, choose_measure, score_models
-from sottovoce.training.tokens import choose_tokens
+from sottovoce.training.tokens import choose_tokens, load_taken_tokens
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -300,14 +300,12 @@ def _augment(batch: Waveforms, augment: Augmentation, generator: torch.Generator
     return batch
 
 
-def run_central(
-    recipe: Recipe, target: RunTarget, *, parent: ParentModel | None, context: RunContext, processes: Processes
-) -> Outcome:
-    """Train centrally, from `parent` where there is one, and test the best model."""
+def run_central(recipe: Recipe, target: RunTarget, *, context: RunContext, processes: Processes) -> Outcome:
+    """Train centrally, from its parent where it has one, and test the best model."""
     with require_equal_across_ranks(processes) as facts:
         data = RunData.of(recipe, context.stores)
         facts |= data.facts()
-        training = _assemble_central(recipe, parent, data, context)
+        training = _assemble_central(recipe, data, context)
         speech, start = training.speech, training.start
         facts |= {
             "tokens": HiddenDigest(start.tokens.digest),
@@ -329,12 +327,11 @@ def run_central(
         return write_results(run, {"model": dict(best.about), "test": tested})
 
 
-def _assemble_central(
-    recipe: Recipe, parent: ParentModel | None, data: RunData, context: RunContext
-) -> CentralTraining:
+def _assemble_central(recipe: Recipe, data: RunData, context: RunContext) -> CentralTraining:
     """The training set, start model and measure of a recipe for central training."""
+    parent = find_parent_model(recipe, runs=context.runs)
     found = None if parent is None else parent.load()
-    tokens = choose_tokens(recipe, data.store, parent=found)
+    tokens = choose_tokens(recipe, data.store, parent=found, taken=load_taken_tokens(recipe, runs=context.runs))
     start = init_start_model(recipe, tokens, found, language=data.store.language)
     if found is not None and found.family is not start.family:
         context.say(describe_inherited(start, found))

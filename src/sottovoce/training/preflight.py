@@ -17,12 +17,18 @@ from sottovoce.models.family import find_family
 from sottovoce.models.recogniser import Recogniser, sketch_recogniser
 from sottovoce.training.assemble import Federation, assemble
 from sottovoce.training.engines import check_engine
-from sottovoce.training.parent_model import find_parent_model, list_untrained_ancestors
+from sottovoce.training.parent_model import (
+    ParentModel,
+    find_parent_model,
+    find_token_parent,
+    list_parents,
+    list_untrained_ancestors,
+)
 from sottovoce.training.run_context import RunContext
 from sottovoce.training.run_data import RunData, ensure_store, list_training_rows, resolve_manifests
 from sottovoce.training.run_folder import RESULTS
 from sottovoce.training.testing import choose_measure
-from sottovoce.training.tokens import choose_tokens, has_sentence_pieces
+from sottovoce.training.tokens import check_no_other_tokens, choose_tokens, has_sentence_pieces
 
 # How the corpora of the papers become the stores that their recipes name; folders are called as they are published.
 CORPORA = {
@@ -47,13 +53,20 @@ class Stage:
 
 
 def list_stages(runs: Mapping[str, tuple[Recipe, Path]], *, folder: Path) -> list[Stage]:
-    """What is to be made for `runs`, each with its folder: seed models once each in `folder`, then the runs."""
+    """What is to be made for `runs`, each with its folder: what they need once each in `folder`, then the runs."""
     parents: dict[Path, Stage] = {}
     wanted = [Stage(name, recipe, place) for name, (recipe, place) in runs.items() if not (place / RESULTS).exists()]
     for stage in wanted:
-        for place, known in list_untrained_ancestors(stage.recipe, runs=folder):
-            parents.setdefault(place, Stage(f"seed model {place.name}", known, place))
-    return [*parents.values(), *wanted]
+        for parent in list_untrained_ancestors(stage.recipe, runs=folder):
+            assert parent.recipe is not None
+            parents.setdefault(parent.folder, Stage(parent.title, parent.recipe, parent.folder))
+    for stage in wanted:
+        if stage.folder in parents and parents[stage.folder].recipe != stage.recipe:
+            raise InputError(
+                f"{stage.name}: others start from it as its recipe is, and it is different here, in one folder "
+                f"{stage.folder}: give parent_overrides the same key=value, or --only without it"
+            )
+    return [*parents.values(), *(stage for stage in wanted if stage.folder not in parents)]
 
 
 def find_missing_stores(stages: Sequence[Stage], stores: Path) -> dict[str, str]:
@@ -128,9 +141,9 @@ def check_stages(stages: Sequence[Stage], context: RunContext) -> dict[Path, Che
 def _check_given(stages: Sequence[Stage], runs: Path) -> None:
     """Refuse unreadable models and tokens of the user before stores are made, which takes long."""
     for stage in stages:
-        parent = find_parent_model(stage.recipe, runs=runs)
-        if parent is not None and parent.is_trained and not parent.is_own:
-            parent.load()
+        for parent in list_parents(stage.recipe, runs=runs):
+            if parent.is_trained and not parent.is_own:
+                parent.load()
         if stage.recipe.reads_texts and stage.recipe.tokens.file is not None:
             load_tokens(Path(stage.recipe.tokens.file))
 
@@ -138,16 +151,12 @@ def _check_given(stages: Sequence[Stage], runs: Path) -> None:
 def _check_stage(recipe: Recipe, known: Mapping[Path, CheckedStage | None], context: RunContext) -> CheckedStage | None:
     """Check one run; `known` are those that it may start from. None where tokens are still to be made of texts."""
     data = RunData.of(recipe, context.stores)
-    parent = find_parent_model(recipe, runs=context.runs)
-    found = None
-    if parent is not None and parent.is_trained:
-        found = parent.load()
-    elif parent is not None:
-        before = known.get(parent.folder)
-        if before is None:
-            return None
-        found = before.start
-    tokens = _choose_tokens(recipe, data.store, found)
+    model, source = find_parent_model(recipe, runs=context.runs), find_token_parent(recipe, runs=context.runs)
+    if any(one is not None and not one.is_trained and known.get(one.folder) is None for one in (model, source)):
+        return None
+    found = None if model is None else _load_or_sketch(model, known)
+    taken = None if source is None else _load_or_sketch(source, known).tokens
+    tokens = _choose_tokens(recipe, data.store, found, taken)
     if tokens is None:
         return None
     family, language = find_family(recipe.model.family), data.store.language
@@ -165,13 +174,24 @@ def _check_stage(recipe: Recipe, known: Mapping[Path, CheckedStage | None], cont
     return CheckedStage(start, federation)
 
 
-def _choose_tokens(recipe: Recipe, store: Store, parent: Recogniser | None) -> Tokens | None:
+def _load_or_sketch(parent: ParentModel, known: Mapping[Path, CheckedStage | None]) -> Recogniser:
+    """What a run needs: as it is there, or without its numbers as it was checked."""
+    if parent.is_trained:
+        return parent.load()
+    checked = known[parent.folder]
+    assert checked is not None
+    return checked.start
+
+
+def _choose_tokens(recipe: Recipe, store: Store, parent: Recogniser | None, taken: Tokens | None) -> Tokens | None:
     federation = recipe.federation
     if federation is not None and parent is not None and parent.family.name == recipe.model.family:
+        check_no_other_tokens(recipe)
         return parent.tokens
     if federation is not None:
-        return choose_tokens(recipe, store, may_read_texts=not federation.privacy.adds_noise)
+        return choose_tokens(recipe, store, may_read_texts=not federation.privacy.adds_noise, taken=taken)
+    given = recipe.tokens.file is not None or taken is not None
     inherits = parent is not None and has_sentence_pieces(parent, store.language)
-    if recipe.reads_texts and recipe.tokens.kind == "sentence_pieces" and recipe.tokens.file is None and not inherits:
+    if recipe.reads_texts and recipe.tokens.kind == "sentence_pieces" and not given and not inherits:
         return None  # making them takes a while, and every text
-    return choose_tokens(recipe, store, parent=parent)
+    return choose_tokens(recipe, store, parent=parent, taken=taken)

@@ -13,7 +13,14 @@ from sottovoce.training.agreement import describe_code, require_equal_across_ran
 from sottovoce.training.central import run_central
 from sottovoce.training.federated_run import run_federated
 from sottovoce.training.loop import ProgressReport
-from sottovoce.training.parent_model import ParentModel, allow_own_imports, default_run_folder, find_parent_model
+from sottovoce.training.parent_model import (
+    ParentModel,
+    allow_own_imports,
+    default_run_folder,
+    find_parent_model,
+    find_token_parent,
+    list_parents,
+)
 from sottovoce.training.remote_clients import RemoteClients
 from sottovoce.training.run_context import Outcome, RunContext, RunTarget
 from sottovoce.training.run_data import ensure_store
@@ -36,34 +43,29 @@ def run_recipe(
         if remote is not None and processes.is_distributed:
             raise InputError("clients on other machines are asked by one process: expected no torchrun")
         key = None if context.sign is None or recipe.federation is None else load_signing_key(context.sign)
-        parent, stopped = _train_parent(recipe, context, processes)
-        if stopped is not None:
-            return stopped
+        with require_equal_across_ranks(processes):
+            parents = list_parents(recipe, runs=context.runs)
+        for parent in parents:
+            if (stopped := _train_parent(parent, context, processes)) is not None:
+                return stopped
         target = RunTarget(out, resume, context.stand_in)
         if recipe.federation is None:
-            return run_central(recipe, target, parent=parent, context=context, processes=processes)
+            return run_central(recipe, target, context=context, processes=processes)
         return run_federated(recipe, target, context=context, processes=processes, remote=remote, key=key)
 
 
-def _train_parent(
-    recipe: Recipe, context: RunContext, processes: Processes
-) -> tuple[ParentModel | None, Outcome | None]:
-    """What training starts from, trained now if it is not there; an outcome where that was interrupted."""
-    with require_equal_across_ranks(processes):
-        parent = find_parent_model(recipe, runs=context.runs)
-    if parent is None or processes.broadcast_object(parent.is_trained):
-        return parent, None
+def _train_parent(parent: ParentModel, context: RunContext, processes: Processes) -> Outcome | None:
+    """Train what a run needs if it is not there; an outcome where that was interrupted."""
+    if processes.broadcast_object(parent.is_trained):
+        return None
     assert parent.recipe is not None
-    name = recipe.federated.seed_model if recipe.central is None else recipe.central.start_from
-    context.on_stage(f"seed model {name}")
+    context.on_stage(parent.title)
     try:
         with allow_own_imports(parent):
             outcome = run_recipe(parent.recipe, out=parent.folder, resume=True, context=context)
     except InputError as error:
-        raise InputError(
-            f"seed model {name}: it is not there, or not finished, and is trained first: {error}"
-        ) from None
-    return parent, outcome if processes.any(outcome.stopped_at is not None) else None
+        raise InputError(f"{parent.title}: it is not there, or not finished, and is trained first: {error}") from None
+    return outcome if processes.any(outcome.stopped_at is not None) else None
 
 
 def run_smoke(name: str, experiment: Experiment, *, out: Path | None, context: RunContext) -> None:
@@ -92,10 +94,17 @@ def _run_smokes(name: str, experiment: Experiment, context: RunContext) -> None:
 
 
 def _run_smoke(recipe: Recipe, folder: Path, context: RunContext) -> None:
-    """In `folder`. A seed model is made once, however many recipes start from it."""
-    seed_model = None
-    parent = find_parent_model(recipe, runs=context.runs)
-    if parent is not None and parent.recipe is not None:
-        seed_model = str(parent.folder)
-        _run_smoke(parent.recipe, parent.folder, context)
-    run_recipe(shrink_recipe(recipe, seed_model=seed_model), out=folder, resume=True, context=context)
+    """In `folder`, what it needs first. That is made once, however many recipes need it."""
+    model, tokens = find_parent_model(recipe, runs=context.runs), find_token_parent(recipe, runs=context.runs)
+    made = [None if parent is None else _make_smoke_parent(parent, context) for parent in (model, tokens)]
+    small = shrink_recipe(recipe, seed_model=made[0], tokens_from=made[1])
+    if not ParentModel(folder, small).is_trained:
+        run_recipe(small, out=folder, resume=True, context=context)
+
+
+def _make_smoke_parent(parent: ParentModel, context: RunContext) -> str | None:
+    """The folder of a parent's smoke; None for a model without a recipe."""
+    if parent.recipe is None:
+        return None
+    _run_smoke(parent.recipe, parent.folder, context)
+    return str(parent.folder)

@@ -29,7 +29,7 @@ from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.settings import Mode
 from sottovoce.training.assemble import Federation, assemble
 from sottovoce.training.engines import build_federation_engine, build_turns
-from sottovoce.training.parent_model import find_parent_model
+from sottovoce.training.parent_model import list_untrained_ancestors
 from sottovoce.training.run import run_recipe
 from sottovoce.training.run_context import RunContext
 from sottovoce.training.run_data import ensure_store
@@ -39,12 +39,11 @@ from sottovoce.training.run_folder import LEDGER
 def assemble_with_parent(recipe: Recipe, *, context: RunContext) -> Federation:
     """The federation of `recipe`. Its store and its seed model are made first where they are missing."""
     ensure_store(recipe, context.stores, context.on_prepare)
-    parent = find_parent_model(recipe, runs=context.runs)
-    if parent is not None and not parent.is_trained:
+    for parent in list_untrained_ancestors(recipe, runs=context.runs):
         assert parent.recipe is not None
         outcome = run_recipe(parent.recipe, out=parent.folder, resume=True, context=context)
         if outcome.stopped_at is not None:
-            raise KeyboardInterrupt(f"the seed model was stopped after step {outcome.stopped_at:,}, and is kept so far")
+            raise KeyboardInterrupt(f"{parent.title} was stopped after step {outcome.stopped_at:,}, and is kept so far")
     return assemble(recipe, context=context)
 
 

@@ -14,22 +14,29 @@ from sottovoce.models.recogniser import Recogniser, adapt_parameters, create_rec
 from sottovoce.models.trainable import Trainable, parse_part, split_parameters
 from sottovoce.training.loop import Say
 from sottovoce.training.parent_model import ParentModel
-from sottovoce.training.tokens import choose_tokens
+from sottovoce.training.tokens import check_no_other_tokens, choose_tokens
 
 FLOAT32_BYTES = 4
 
 
 def build_start_model(
-    recipe: Recipe, parent: ParentModel | None, store: Store, *, say: Say = lambda _: None
+    recipe: Recipe,
+    parent: ParentModel | None,
+    store: Store,
+    *,
+    taken: Tokens | None = None,
+    say: Say = lambda _: None,
 ) -> Recogniser:
-    """The model of round 0 of a federated run: the parent's, or a fresh one."""
+    """The model of round 0 of a federated run: the parent's, or a fresh one, where it takes tokens with those."""
     found = None if parent is None else parent.load()
     if found is not None and found.family.name == recipe.model.family:
+        check_no_other_tokens(recipe)
         language = found.language if found.family.recognition is not None else store.language
         start = init_start_model(recipe, found.tokens, found, language=language)
     else:
         # A parent of another family knows neither tokens nor a language; a part of its parameters may fit.
-        tokens = choose_tokens(recipe, store, may_read_texts=not recipe.federated.privacy.adds_noise)
+        may_read = not recipe.federated.privacy.adds_noise
+        tokens = choose_tokens(recipe, store, may_read_texts=may_read, taken=taken)
         start = init_start_model(recipe, tokens, found, language=store.language)
         if found is not None:
             say(describe_inherited(start, found))

@@ -5,7 +5,7 @@ A small model leaves a GPU idle while its process prepares the next launch; othe
 
 import multiprocessing
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,8 +17,8 @@ from sottovoce.base.errors import InputError
 from sottovoce.base.importing import import_named, named_imports
 from sottovoce.base.interrupts import interruptible
 from sottovoce.base.processes import local_device, process_group
-from sottovoce.config import Recipe, Suite, load_recipe
-from sottovoce.training.parent_model import list_untrained_ancestors
+from sottovoce.config import Recipe, Suite, is_collection, load_recipe
+from sottovoce.training.parent_model import default_run_folder, list_ancestors, list_untrained_ancestors
 from sottovoce.training.run import run_recipe
 from sottovoce.training.run_context import Outcome, RunContext
 from sottovoce.training.run_data import ensure_store
@@ -41,22 +41,44 @@ def load_suite_recipes(suite: Suite) -> dict[str, Recipe]:
     return {label: load_recipe(run.recipe, run.overrides) for label, run in suite.runs.items()}
 
 
-def run_suite(suite: Suite, *, out: Path, context: RunContext, at_once: int = 1) -> dict[str, Outcome]:
-    """Run every recipe of `suite`, each in a folder of its own under `out`; what is finished is not run again.
+Job = tuple[Recipe, Path]
+
+
+def plan_suite(name: str, suite: Suite, *, out: Path, runs: Path) -> dict[str, Job]:
+    """The recipes of `suite` by label, each with its folder: `out/label`, or where others look for it below `runs`.
+
+    That is the folder of its own name, for the recipes of a file without a suite, and for a run that another run of
+    the suite starts from or takes its tokens from. So none is trained twice.
+    """
+    recipes = load_suite_recipes(suite)
+    if is_collection(name):
+        places = {
+            label: default_run_folder(f"{name}/{label}", runs, recipe=recipe) for label, recipe in recipes.items()
+        }
+    else:
+        needed = [one for recipe in recipes.values() for one in list_ancestors(recipe, runs=runs) if one.is_own]
+        places = {
+            label: next((one.folder for one in needed if one.recipe == recipe), out / label)
+            for label, recipe in recipes.items()
+        }
+    return {label: (recipe, places[label]) for label, recipe in recipes.items()}
+
+
+def run_suite(jobs: Mapping[str, Job], *, context: RunContext, at_once: int = 1) -> dict[str, Outcome]:
+    """Run every recipe in its folder (`plan_suite`); what is finished is not run again.
 
     `at_once` of them share the device, each in its own process, with its share of the cores. Returns how they ended, by
     label; when interrupted, a run that was stopped is among them, or those that were not begun are missing.
     """
-    recipes = load_suite_recipes(suite)
     if at_once < 1:
         raise InputError(f"at_once={at_once}: expected at least 1")
     if at_once > 1:
-        return _side_by_side(recipes, out=out, context=context, at_once=at_once)
+        return _side_by_side(jobs, context=context, at_once=at_once)
     outcomes: dict[str, Outcome] = {}
     with process_group(local_device(context.device)) as processes:
-        for label, recipe in recipes.items():
+        for label, (recipe, folder) in jobs.items():
             context.on_stage(label)
-            outcomes[label] = run_recipe(recipe, out=out / label, resume=True, context=context)
+            outcomes[label] = run_recipe(recipe, out=folder, resume=True, context=context)
             if processes.any(outcomes[label].stopped_at is not None):
                 break
     return outcomes
@@ -64,16 +86,15 @@ def run_suite(suite: Suite, *, out: Path, context: RunContext, at_once: int = 1)
 
 # Several at once.
 
-_Job = tuple[Recipe, Path]
 
-
-def _side_by_side(recipes: Mapping[str, Recipe], *, out: Path, context: RunContext, at_once: int) -> dict[str, Outcome]:
+def _side_by_side(jobs: Mapping[str, Job], *, context: RunContext, at_once: int) -> dict[str, Outcome]:
     if "RANK" in os.environ:
         raise InputError(f"at_once={at_once}: under torchrun one run is spread over the processes; expected 1")
-    waves = _parent_waves(recipes, context.runs)
-    for recipe in (*(recipe for wave in waves for recipe, _ in wave.values()), *recipes.values()):
-        ensure_store(recipe, context.stores, context.on_prepare)
-    at_once = min(at_once, len(recipes))  # more processes than runs would only wait
+    waves = [*_parent_waves([recipe for recipe, _ in jobs.values()], context.runs), jobs]
+    for wave in waves:
+        for recipe, _ in wave.values():
+            ensure_store(recipe, context.stores, context.on_prepare)
+    at_once = min(at_once, len(jobs))  # more processes than runs would only wait
     threads = max(1, (os.cpu_count() or 1) // at_once)
     spawning = multiprocessing.get_context("spawn")
     try:
@@ -82,9 +103,8 @@ def _side_by_side(recipes: Mapping[str, Recipe], *, out: Path, context: RunConte
             child_pool(at_once, spawning, begin=_begin, given=[threads, named_imports()]) as workers,
         ):
             for wave in waves:
-                _run_jobs(wave, workers, context, asked)
-            runs = {label: (recipe, out / label) for label, recipe in recipes.items()}
-            return _run_jobs(runs, workers, context, asked)
+                outcomes = _run_jobs(wave, workers, context, asked)
+            return outcomes  # of the last, the runs themselves
     except ChildKilled:
         raise InputError(
             f"a run's process was killed (out of memory?): the same command goes on; at_once={at_once} may be too many"
@@ -99,17 +119,24 @@ def _begin(threads: int, plugins: Collection[str]) -> None:
             import_named(name)
 
 
-def _parent_waves(recipes: Mapping[str, Recipe], runs: Path) -> list[dict[str, _Job]]:
-    """The seed models that are not trained yet, each once, in the order in which they start from one another."""
-    waves: dict[int, dict[str, _Job]] = {}
-    for recipe in recipes.values():
-        for depth, (folder, known) in enumerate(list_untrained_ancestors(recipe, runs=runs)):
-            waves.setdefault(depth, {})[f"seed model {folder.name}"] = (known, folder)
-    return [waves[depth] for depth in sorted(waves)]
+def _parent_waves(recipes: Sequence[Recipe], runs: Path) -> list[dict[str, Job]]:
+    """What is needed and not trained yet, each once: those that need nothing, then those that need only these, …"""
+    waves: list[dict[str, Job]] = []
+    depths: dict[Path, int] = {}
+    for recipe in recipes:
+        for parent in list_untrained_ancestors(recipe, runs=runs):
+            if parent.folder in depths:
+                continue
+            assert parent.recipe is not None
+            before = list_untrained_ancestors(parent.recipe, runs=runs)
+            depth = depths[parent.folder] = max((depths[one.folder] + 1 for one in before), default=0)
+            waves += [{}] * (depth == len(waves))
+            waves[depth] = waves[depth] | {parent.title: (parent.recipe, parent.folder)}
+    return waves
 
 
 def _run_jobs(
-    jobs: Mapping[str, _Job], workers: ChildPool, context: RunContext, asked: Callable[[], bool]
+    jobs: Mapping[str, Job], workers: ChildPool, context: RunContext, asked: Callable[[], bool]
 ) -> dict[str, Outcome]:
     """Run all `jobs`; what fails is said at once and raised at the end. When `asked` to stop, no more begin."""
     if asked():

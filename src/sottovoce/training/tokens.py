@@ -3,7 +3,7 @@
     the alphabet of a language     nobody's
     a file of `sottovoce tokens`   those of the store that it names (`made_from`), as it was then
     a file in a run's folder       those that this run's tokens were made from, by its recipe
-    a seed model                   the same
+    `take_from`, a seed model      the same
 
 A release refuses tokens made from clients' texts, or from unknown ones: a piece of its own shows what was said. One
 speaker who says 'eeeeeee' adds it to the pieces that are published with the model.
@@ -33,6 +33,7 @@ from sottovoce.data.text.tokens import (
     train_sentence_pieces,
 )
 from sottovoce.models.family import find_family
+from sottovoce.models.model_files import TOKENS, locate_model
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.settings import Mode
 from sottovoce.training.disjointness import (
@@ -41,7 +42,7 @@ from sottovoce.training.disjointness import (
     explain_missing_stores,
     read_population_keys,
 )
-from sottovoce.training.parent_model import find_enclosing_run, find_parent_model
+from sottovoce.training.parent_model import ParentModel, find_enclosing_run, find_parent_model, find_token_parent
 from sottovoce.training.run_data import build_training_population, list_training_rows, open_named_store
 from sottovoce.training.run_folder import CONFIG, INPUTS
 
@@ -50,12 +51,17 @@ HOW = "make them with `sottovoce tokens STORE:split`, from people who are no cli
 
 
 def choose_tokens(
-    recipe: Recipe, store: Store, *, may_read_texts: bool = True, parent: Recogniser | None = None
+    recipe: Recipe,
+    store: Store,
+    *,
+    may_read_texts: bool = True,
+    parent: Recogniser | None = None,
+    taken: Tokens | None = None,
 ) -> Tokens:
-    """Characters of the language (or of its training texts where it has no alphabet), sentence pieces, or a file.
+    """Characters of the language (or of its training texts where it has no alphabet), sentence pieces, or others'.
 
-    None for a family that learns from speech alone. A run that starts from `parent` with sentence pieces of its
-    language takes these, and so the model's output layers.
+    None for a family that learns from speech alone. `taken` are those of the run that the recipe takes them from. A
+    run that starts from `parent` with sentence pieces of its language takes these, and so the model's output layers.
     Texts of clients with privacy may not be read: which characters or words occur would not be accounted for. Sentence
     pieces are never made from clients' texts, which stay with them (the released code of Gao et al. makes another set
     on every client).
@@ -64,6 +70,9 @@ def choose_tokens(
         return NO_TOKENS
     if recipe.tokens.file is not None:
         return load_tokens(Path(recipe.tokens.file))
+    if recipe.tokens.take_from is not None:
+        assert taken is not None, "its tokens are loaded, or known to be missing, before"
+        return taken
     if parent is not None and recipe.tokens.kind == "sentence_pieces" and has_sentence_pieces(parent, store.language):
         return parent.tokens
     if recipe.tokens.kind == "characters" and (letters := alphabet(store.language)) is not None:
@@ -71,12 +80,24 @@ def choose_tokens(
     if not may_read_texts or (recipe.federation is not None and recipe.tokens.kind == "sentence_pieces"):
         raise InputError(
             f"tokens: kind={recipe.tokens.kind} for language={store.language} would be made from the clients' texts, "
-            "which stay with them; give tokens.file, or a seed model with its own"
+            "which stay with them; give tokens.file, or a seed model with its own, or tokens.take_from"
         )
     texts = (store.utterance(row).text or "" for row in list_training_rows(recipe, store).tolist())
     if recipe.tokens.kind == "characters":
         return CharacterTokens.seen_in(texts)
     return train_sentence_pieces((text for text in texts if text), size=recipe.tokens.size)
+
+
+def load_taken_tokens(recipe: Recipe, *, runs: Path) -> Tokens | None:
+    """The tokens of the run that a recipe takes them from, which must be there; None where it takes none."""
+    parent = find_token_parent(recipe, runs=runs)
+    return None if parent is None else load_tokens(locate_model(parent.folder) / TOKENS)
+
+
+def check_no_other_tokens(recipe: Recipe) -> None:
+    """Refuse tokens from elsewhere for a federated run that starts from a model of its family, which has its own."""
+    if (name := recipe.tokens.take_from) is not None:
+        raise InputError(f"tokens.take_from={name}: the seed model has tokens of its own; expected none")
 
 
 def has_sentence_pieces(model: Recogniser, language: str) -> bool:
@@ -145,19 +166,25 @@ def _list_sources(
         language = open_named_store(recipe.data.store, stores).language
         yield from _list_file_sources(Path(recipe.tokens.file), language=language, runs=runs, stores=stores, seen=seen)
         return
-    parent = find_parent_model(recipe, runs=runs)
-    if parent is not None and parent.folder not in seen:
-        where = f"seed model {parent.folder}"
-        run = find_enclosing_run(parent.folder)
-        known = read_json(run / INPUTS) if run is not None and (run / INPUTS).exists() else None
-        if parent.recipe is None:
-            yield TokenSource(where, f"those of a model {parent.folder.name}", unknown="its recipe is missing")
-        else:
-            with explain_missing_stores(parent.folder):
-                yield from _list_sources(
-                    parent.recipe, runs=runs, stores=stores, inputs=known, seen={*seen, parent.folder}
-                )
+    if (taken := find_token_parent(recipe, runs=runs)) is not None:
+        yield from _list_parent_sources(taken, runs=runs, stores=stores, seen=seen)
+        return
+    if (parent := find_parent_model(recipe, runs=runs)) is not None:
+        yield from _list_parent_sources(parent, runs=runs, stores=stores, seen=seen)
     yield from _list_own_sources(recipe, stores=stores, inputs=inputs)
+
+
+def _list_parent_sources(parent: ParentModel, *, runs: Path, stores: Path, seen: set[Path]) -> Iterator[TokenSource]:
+    if parent.folder in seen:
+        return
+    if parent.recipe is None:
+        where = f"seed model {parent.folder}"
+        yield TokenSource(where, f"those of a model {parent.folder.name}", unknown="its recipe is missing")
+        return
+    run = find_enclosing_run(parent.folder)
+    known = read_json(run / INPUTS) if run is not None and (run / INPUTS).exists() else None
+    with explain_missing_stores(parent.folder):
+        yield from _list_sources(parent.recipe, runs=runs, stores=stores, inputs=known, seen={*seen, parent.folder})
 
 
 def _list_own_sources(recipe: Recipe, *, stores: Path, inputs: dict[str, Any] | None) -> Iterator[TokenSource]:
