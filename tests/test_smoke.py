@@ -36,11 +36,14 @@ def without_numbers(settings: Any) -> Any:
 
 
 def kind(recipe: Recipe) -> str:
-    """What its smoke is, without numbers, and that of the seed it starts from."""
-    name = recipe.central.start_from if recipe.central is not None else recipe.federated.seed_model
-    started = None if name is None else kind_of_seed(name, recipe.people_seed)
-    small = shrink_recipe(recipe, seed_model=None if started is None else "a seed")
-    return json.dumps([without_numbers(small.model_dump(mode="json")), started])
+    """What its smoke is, without numbers, and that of the seed it starts from and of the run whose tokens it takes."""
+    model = recipe.central.start_from if recipe.central is not None else recipe.federated.seed_model
+    needed = [
+        None if name is None else kind_of_seed(name, recipe.people_seed) for name in (model, recipe.tokens.take_from)
+    ]
+    seed_model, tokens_from = [None if one is None else "a run" for one in needed]
+    small = shrink_recipe(recipe, seed_model=seed_model, tokens_from=tokens_from)
+    return json.dumps([without_numbers(small.model_dump(mode="json")), *needed])
 
 
 @cache

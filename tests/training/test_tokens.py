@@ -1,6 +1,7 @@
 """Tokens say whose texts made them, and a release takes none that clients' texts, or nobody knows whose, have made."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -187,6 +188,34 @@ def test_the_tokens_of_a_run_are_made_from_its_texts(run: Run, tmp_path: Path) -
     (tmp_path / "others/inputs.json").unlink()
     with pytest.raises(InputError, match=UNKNOWN):
         run("tokens.file=others/model/tokens.json", out="other")
+
+
+def test_tokens_taken_from_a_run_are_made_from_its_texts(run: Run, tmp_path: Path) -> None:
+    """By its recipe's name, which is run first, by its folder, and by the folder of its model."""
+    pieces = "tokens: {kind: sentence_pieces, size: 9}\n"
+    (tmp_path / "others.yaml").write_text(CENTRAL + pieces)
+    (tmp_path / "theirs.yaml").write_text(CENTRAL.replace("store: others", "store: tones") + pieces)
+    outcome = run("tokens.take_from=others.yaml", out="run")
+    assert outcome.results is not None
+    assert outcome.results["tokens"]["made_from"] == "texts of store others, train"
+    assert load_tokens(outcome.folder / "model/tokens.json") == load_tokens(tmp_path / "runs/others/model/tokens.json")
+    for number, refused in enumerate(["theirs.yaml", "runs/theirs", "runs/theirs/model"]):
+        with pytest.raises(InputError, match="9 of those whose texts made these tokens are clients; a release needs"):
+            run(f"tokens.take_from={refused}", out=f"other{number}")
+    (tmp_path / "runs/others/inputs.json").unlink()
+    with pytest.raises(InputError, match=UNKNOWN):
+        run("tokens.take_from=runs/others", out="unknown")
+    shutil.copytree(tmp_path / "runs/others/model", tmp_path / "alone")
+    with pytest.raises(InputError, match=rf"tokens of alone: {UNKNOWN} \(its recipe is missing\)"):
+        run("tokens.take_from=alone", out="alone-run")
+
+
+def test_a_seed_model_with_tokens_of_its_own_is_given_no_others(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "seed.yaml").write_text(CENTRAL)
+    with pytest.raises(InputError, match=r"tokens.take_from=seed.yaml: the seed model has tokens of its own"):
+        run("federation.seed_model=seed.yaml", "tokens.take_from=seed.yaml")
+    with pytest.raises(InputError, match="tokens: expected one of file and take_from"):
+        run("tokens.file=tokens.json", "tokens.take_from=seed.yaml")
 
 
 def test_the_tokens_of_a_seed_model_may_be_from_a_file_too(run: Run, stores: Path, tmp_path: Path) -> None:

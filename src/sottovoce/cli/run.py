@@ -119,6 +119,7 @@ def run(
     if stopped is None and not finished:  # another process than the first
         return
     if stopped is None:
+        folder.mkdir(parents=True, exist_ok=True)  # all runs may lie where others look for them
         print_finished(finished, folder, title=experiment.about, quietly=json)
     if json:
         found = {label: known for label, outcome in outcomes.items() if (known := outcome.as_json()) is not None}

@@ -178,11 +178,11 @@ def _list_parent_sources(parent: ParentModel, *, runs: Path, stores: Path, seen:
     if parent.folder in seen:
         return
     if parent.recipe is None:
-        where = f"seed model {parent.folder}"
+        where = f"{parent.role} {parent.folder}"
         yield TokenSource(where, f"those of a model {parent.folder.name}", unknown="its recipe is missing")
         return
     run = find_enclosing_run(parent.folder)
-    known = read_json(run / INPUTS) if run is not None and (run / INPUTS).exists() else None
+    known = None if run is None else read_json(run / INPUTS) if (run / INPUTS).exists() else {}
     with explain_missing_stores(parent.folder):
         yield from _list_sources(parent.recipe, runs=runs, stores=stores, inputs=known, seen={*seen, parent.folder})
 
