@@ -30,7 +30,8 @@ def shrink_recipe(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
         content["tokens"] = {"kind": "characters"}
     content["model"] |= find_family(recipe.model.family).smoke_options
     if recipe.central is not None:
-        content["central"] |= {"steps": 1, "batches": None, "batch_seconds": 8.0, "start_from": seed_model}
+        content["central"] |= {"steps": 1, "epochs": None, "batches": None, "batch_seconds": 8.0}
+        content["central"] |= {"start_from": seed_model}
         content["central"] |= {"evaluate_every": 1, "checkpoint_every": 1}
     if recipe.federation is not None:
         _shrink(content["federation"], seed_model)

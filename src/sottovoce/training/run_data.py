@@ -10,12 +10,13 @@ import numpy as np
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import derive
-from sottovoce.config import ManifestCorpus, Recipe, SyntheticCorpus
+from sottovoce.config import CentralSettings, CentralSteps, ManifestCorpus, Recipe, SyntheticCorpus
 from sottovoce.data.corpora import synthetic, tsv
 from sottovoce.data.corpora.listing import hold_out_speakers
-from sottovoce.data.loading import Rows
+from sottovoce.data.loading import Rows, Speech, count_epoch_steps, load_speech
 from sottovoce.data.population import Population, PopulationSettings, build_population
 from sottovoce.data.store import PackingProgress, Store, pack_corpus
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.training.agreement import Facts, HiddenDigest
 
 SERVER_PASS = "federation.server_pass.data"
@@ -129,6 +130,33 @@ def list_training_rows(recipe: Recipe, store: Store) -> Rows:
     """The utterances of central training: of all speakers of its splits, or of one part of them."""
     population = build_training_population(recipe, store)
     return np.sort(np.concatenate([client.utterances for client in population]))
+
+
+def load_training_speech(recipe: Recipe, store: Store, start: Recogniser) -> Speech:
+    """What a recipe for central training trains `start` on."""
+    return load_speech(
+        store,
+        list_training_rows(recipe, store),
+        start.tokens,
+        family=start.family,
+        settings=start.settings,
+        longest_seconds=min(recipe.data.longest_seconds, recipe.training.batch_seconds),
+    )
+
+
+def count_central_steps(settings: CentralSettings, speech: Speech) -> CentralSteps:
+    """The steps of training on `speech`."""
+    if not settings.counts_epochs:
+        return settings.count_steps(None)
+    return settings.count_steps(
+        count_epoch_steps(
+            speech.lengths,
+            batches=settings.batches_a_step,
+            max_seconds=settings.batch_seconds,
+            max_utterances=settings.batch_utterances,
+            ascending=settings.order == "ascending",
+        )
+    )
 
 
 def build_training_population(recipe: Recipe, store: Store) -> Population:
