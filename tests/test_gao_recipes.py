@@ -143,12 +143,37 @@ def test_figure_4_tests_clients_on_their_own_speech(weighting: str) -> None:
     assert (recipe.federated.clients.holdout, recipe.federated.test_clients) == (0.1, "all")
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("setting", ["silo", "user"])
+def test_the_servers_pass_is_the_released_one_over_the_warm_ups_speech(setting: str, language: str) -> None:
+    """One epoch at lr 0.01, and all else as on a client; the speech is ours to choose, and they say so."""
+    recipe = load_recipe(f"{ROOM}server-pass/{language}-{setting}")
+    without = load_recipe(f"{ROOM}table1-{language}/{setting}-fedavg")
+    check_federated(recipe, setting=setting, weighting="fedavg")
+    assert recipe.federated.model_copy(update={"server_pass": None}) == without.federated
+    assert recipe.about.endswith("(ours)")
+    assert recipe.paper is not None
+    assert without.paper is not None
+    assert recipe.paper.wer == without.paper.wer
+    found = recipe.federated.model_dump(mode="json")["server_pass"]
+    assert {name: found[name] for name in ("data", "lr", "steps", "epochs")} == {
+        "data": "seed",
+        "lr": 0.01,
+        "steps": None,
+        "epochs": 1,
+    }
+    as_local = ("batch_utterances", "order", "optimiser", "clip_gradients")
+    assert {name: found[name] for name in as_local} == {name: LOCAL[name] for name in as_local}
+    assert found["augment"] == {"spec_augment": MASKS, "speeds": [], "noise": None}
+
+
 def test_every_cell_is_there_and_nothing_else() -> None:
     expected = {f"central/{language}-{name}" for language in LANGUAGES for name in CENTRAL}
     expected |= {name for name, *_ in federated()}
     expected |= {f"table1-{lang}/scratch-{name}" for lang in LANGUAGES for name in ("fedavg", "fedprox", "fedadam")}
     expected |= {f"figure3/k-{k}" for k in range(10, 101, 10)} | {f"figure4/{name}" for name in WEIGHTINGS}
-    expected |= {"table1-fr", "table1-it", "figure3", "figure4"}
+    expected |= {f"server-pass/{language}-{setting}" for language in LANGUAGES for setting in ("silo", "user")}
+    expected |= {"table1-fr", "table1-it", "figure3", "figure4", "server-pass"}
     assert {name.removeprefix(ROOM) for name in recipe_names() if name.startswith(ROOM)} == expected
 
 

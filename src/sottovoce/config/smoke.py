@@ -38,9 +38,11 @@ def shrink_recipe(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
         if content["paper"] is not None:  # the stand-in's people are not those of any paper
             content["paper"].pop("population_size", None)
         if recipe.federation.server_pass is not None:
-            # Three splits for four purposes: the server's own people are those it would be chosen by.
-            content["federation"]["server_pass"] |= {"data": "dev", "batch_seconds": 8.0, "steps": 1, "epochs": None}
-            content["data"]["dev"] = "test"
+            content["federation"]["server_pass"] |= {"batch_seconds": 8.0, "order": None, "steps": 1, "epochs": None}
+            if not recipe.federation.server_pass.is_of_seed_part:
+                # Three splits for four purposes: the server's own people are those it would be chosen by.
+                content["federation"]["server_pass"]["data"] = "dev"
+                content["data"]["dev"] = "test"
         if recipe.federation.shared_dev is not None:
             content["federation"]["shared_dev"] = {"utterances": 4}
     return validate_recipe(content, where=f"{recipe.about} (smoke)")
