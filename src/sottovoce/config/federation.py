@@ -150,6 +150,9 @@ def _write_privacy(settings: PrivacySection, dump: SerializerFunctionWrapHandler
     return {name: found[name] for name in (*names[:behind], *target, *names[behind:], *PLUGIN_KEYS) if name in given}
 
 
+_AS_LOCAL: Any = None  # stands in a setting until `completed` has put that of local training in its place
+
+
 class ServerPassSettings(Section):
     """Training on public speech after every round (Gao et al. 2022), for so many `steps` or `epochs`.
 
@@ -158,15 +161,15 @@ class ServerPassSettings(Section):
     """
 
     data: PathText
-    batch_seconds: float = Field(default=None, gt=0, allow_inf_nan=False)
+    batch_seconds: float = Field(default=_AS_LOCAL, gt=0, allow_inf_nan=False)
     batch_utterances: int | None = Field(default=None, ge=1)
     order: Literal["ascending"] | None = None
     lr: float = Field(gt=0, allow_inf_nan=False)
     steps: int | None = Field(default=None, ge=1)
     epochs: int | None = Field(default=None, ge=1)
-    optimiser: Mapping[str, Any] = Field(default=None)
-    clip_gradients: float = Field(default=None, gt=0)
-    augment: Augmentation = Field(default=None)
+    optimiser: Mapping[str, Any] = Field(default=_AS_LOCAL)
+    clip_gradients: float = Field(default=_AS_LOCAL, gt=0)
+    augment: Augmentation = Field(default=_AS_LOCAL)
 
     @model_validator(mode="after")
     def _check(self) -> "ServerPassSettings":
@@ -186,16 +189,14 @@ class ServerPassSettings(Section):
 
         Masks are the local ones also where something else of `augment` is given. A pass of so many steps is shuffled.
         """
-        names = ("batch_seconds", "batch_utterances", "optimiser", "clip_gradients")
-        names += () if self.epochs is None else ("order",)
-        found = {name: getattr(local, name) for name in names if name not in self.model_fields_set}
-        masks = {"spec_augment": local.spec_augment}
-        if "augment" not in self.model_fields_set:
-            augment = Augmentation(**masks, narrow_band=local.narrow_band)
-        elif "spec_augment" not in self.augment.model_fields_set:
-            augment = self.augment.model_copy(update=masks)
-        else:
-            augment = self.augment
+        names = {"batch_seconds", "batch_utterances", "optimiser", "clip_gradients"}
+        names |= set() if self.epochs is None else {"order"}
+        found = {name: getattr(local, name) for name in names - self.model_fields_set}
+        augment: Augmentation | None = self.augment
+        if augment is None:
+            augment = Augmentation(spec_augment=local.spec_augment, narrow_band=local.narrow_band)
+        elif "spec_augment" not in augment.model_fields_set:
+            augment = augment.model_copy(update={"spec_augment": local.spec_augment})
         return self.model_copy(update={**found, "augment": augment})
 
     @property

@@ -191,6 +191,7 @@ class CentralLoop(Loop):
 
     def evaluate(self) -> tuple[Score, StepRecord]:
         (store, split), measure, device = self._training.data.dev, self._training.measure, self._context.device
+        figures: StepRecord
         found: dict[str, float] = {}
         if measure is LOSS or self._settings.newbob is not None:
             speech = select_speech(self._model, store, split=split)
