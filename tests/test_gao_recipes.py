@@ -3,9 +3,12 @@
 from math import prod
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.loading import count_epoch_steps
 from sottovoce.models.family import find_family
 
 ROOM = "gao2022/"
@@ -64,6 +67,9 @@ def test_central_runs(name: str, language: str) -> None:
     assert recipe.data.store == f"commonvoice6-{language}"
     central = recipe.training
     assert (central.batch_utterances, central.order, central.clip_gradients) == (12, "ascending", 5.0)
+    longest = np.full(120, int(recipe.data.longest_seconds * SAMPLE_RATE))
+    batching = {"max_seconds": central.batch_seconds, "max_utterances": 12, "ascending": True}
+    assert count_epoch_steps(longest, **batching) == 10, "twelve of the longest clips, padded, fit into a batch"
     assert central.optimiser == {"name": "adadelta", "rho": 0.95, "eps": 1e-8}
     assert central.schedule == {"name": "constant", "lr": 1.0}
     assert central.newbob is not None
