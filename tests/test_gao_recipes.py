@@ -3,9 +3,12 @@
 from math import prod
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.loading import count_epoch_steps
 from sottovoce.models.family import find_family
 
 ROOM = "gao2022/"
@@ -64,12 +67,15 @@ def test_central_runs(name: str, language: str) -> None:
     assert recipe.data.store == f"commonvoice6-{language}"
     central = recipe.training
     assert (central.batch_utterances, central.order, central.clip_gradients) == (12, "ascending", 5.0)
+    longest = np.full(120, int(recipe.data.longest_seconds * SAMPLE_RATE))
+    batching = {"max_seconds": central.batch_seconds, "max_utterances": 12, "ascending": True}
+    assert count_epoch_steps(longest, **batching) == 10, "twelve of the longest clips, padded, fit into a batch"
     assert central.optimiser == {"name": "adadelta", "rho": 0.95, "eps": 1e-8}
     assert central.schedule == {"name": "constant", "lr": 1.0}
     assert central.newbob is not None
     assert (central.newbob.factor, central.newbob.improvement) == (0.8, 0.0025)
     epochs, with_ctc = (25, 20) if language == "fr" else (50, 40)
-    assert central.steps == epochs * central.evaluate_every
+    assert (central.epochs, central.steps, central.evaluate_every) == (epochs, None, "epoch")
     assert recipe.model.ctc_epochs == with_ctc
     part, start = {"all": ("all", None), "warm-up": ("seed", None)}.get(
         name, ("federation", f"{ROOM}central/{language}-warm-up")
@@ -143,12 +149,37 @@ def test_figure_4_tests_clients_on_their_own_speech(weighting: str) -> None:
     assert (recipe.federated.clients.holdout, recipe.federated.test_clients) == (0.1, "all")
 
 
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("setting", ["silo", "user"])
+def test_the_servers_pass_is_the_released_one_over_the_warm_ups_speech(setting: str, language: str) -> None:
+    """One epoch at lr 0.01, and all else as on a client; the speech is ours to choose, and they say so."""
+    recipe = load_recipe(f"{ROOM}server-pass/{language}-{setting}")
+    without = load_recipe(f"{ROOM}table1-{language}/{setting}-fedavg")
+    check_federated(recipe, setting=setting, weighting="fedavg")
+    assert recipe.federated.model_copy(update={"server_pass": None}) == without.federated
+    assert recipe.about.endswith("(ours)")
+    assert recipe.paper is not None
+    assert without.paper is not None
+    assert recipe.paper.wer == without.paper.wer
+    found = recipe.federated.model_dump(mode="json")["server_pass"]
+    assert {name: found[name] for name in ("data", "lr", "steps", "epochs")} == {
+        "data": "seed",
+        "lr": 0.01,
+        "steps": None,
+        "epochs": 1,
+    }
+    as_local = ("batch_utterances", "order", "optimiser", "clip_gradients")
+    assert {name: found[name] for name in as_local} == {name: LOCAL[name] for name in as_local}
+    assert found["augment"] == {"spec_augment": MASKS, "speeds": [], "noise": None}
+
+
 def test_every_cell_is_there_and_nothing_else() -> None:
     expected = {f"central/{language}-{name}" for language in LANGUAGES for name in CENTRAL}
     expected |= {name for name, *_ in federated()}
     expected |= {f"table1-{lang}/scratch-{name}" for lang in LANGUAGES for name in ("fedavg", "fedprox", "fedadam")}
     expected |= {f"figure3/k-{k}" for k in range(10, 101, 10)} | {f"figure4/{name}" for name in WEIGHTINGS}
-    expected |= {"central", "table1-fr", "table1-it", "figure3", "figure4"}
+    expected |= {f"server-pass/{language}-{setting}" for language in LANGUAGES for setting in ("silo", "user")}
+    expected |= {"central", "table1-fr", "table1-it", "figure3", "figure4", "server-pass"}
     assert {name.removeprefix(ROOM) for name in recipe_names() if name.startswith(ROOM)} == expected
 
 

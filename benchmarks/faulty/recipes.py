@@ -136,8 +136,9 @@ def _settled(recipe: Recipe, folder: Path) -> object:
             if "no store at" not in str(error):
                 raise
     settings = recipe.central if recipe.central is not None else recipe.federated
+    steps = settings.steps or 1_000  # those of epochs follow from the data
     schedule = (recipe.central or recipe.federated.server).built_schedule()
-    rates = [schedule(step) for step in (0, 1, settings.steps // 2, settings.steps)]
+    rates = [schedule(step) for step in (0, 1, steps // 2, steps)]
     if recipe.central is not None:
         return text, rates
     start = recipe.federated.seed_model

@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sottovoce.base.errors import InputError
+from sottovoce.data.audio.batches import group_into_steps, plan_epoch
 from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, RenderedUtterance
-from sottovoce.data.loading import DataPosition, iterate_steps, load_speech
+from sottovoce.data.loading import DataPosition, count_epoch_steps, iterate_steps, load_speech
 from sottovoce.data.store import Store, pack_corpus
 from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.models.transformer import FAMILY
@@ -75,6 +78,31 @@ def test_going_on_from_any_place_gives_the_same_steps(store: Store, batches: int
     whole = steps(DataPosition())
     for done in range(1, 6):
         assert steps(whole[done - 1][0])[: 6 - done] == whole[done:]
+
+
+@given(
+    seconds=st.lists(st.floats(0.1, 8.0), min_size=3, max_size=60),
+    max_utterances=st.sampled_from([None, 1, 2, 7]),
+    ascending=st.booleans(),
+    batches=st.integers(1, 3),
+    place=st.tuples(st.integers(0, 10**6), st.integers(0, 50)),
+)
+def test_every_epoch_has_as_many_steps(
+    seconds: list[float], max_utterances: int | None, ascending: bool, batches: int, place: tuple[int, int]
+) -> None:
+    """However it is shuffled: so epochs can be counted in steps before the first."""
+    lengths = np.array([int(own * SAMPLE_RATE) for own in seconds])
+    batching: Any = {"max_seconds": 16.0, "max_utterances": max_utterances, "ascending": ascending}
+    seed, epoch = place
+    plan = plan_epoch(lengths, seed=seed, epoch=epoch, fixed_shapes=True, **batching)
+    assert sorted(row for batch in plan for row in batch.rows.tolist()) == list(range(len(seconds)))
+    try:
+        expected = len(group_into_steps(plan, size=batches))
+    except InputError:  # too few to make whole steps of
+        with pytest.raises(InputError):
+            count_epoch_steps(lengths, batches=batches, **batching)
+        return
+    assert count_epoch_steps(lengths, batches=batches, **batching) == expected
 
 
 def test_fewer_utterances_than_a_step_has_batches_is_one_line(store: Store) -> None:

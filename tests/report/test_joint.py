@@ -18,8 +18,8 @@ from sottovoce.base.errors import InputError
 from sottovoce.cli import app
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release, repeated, replaced
-from sottovoce.report.joint import Declared, joint_sentences
-from sottovoce.report.records import read_run
+from sottovoce.report.joint import Declared, joint_sentences, unprotected_in
+from sottovoce.report.records import RunRecord, read_run
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -115,6 +115,24 @@ def test_people_whom_one_run_uses_and_another_protects_are_named(copied: MakeRun
         "federation.seed_model=others/seed. Whoever of them is a client of release has no guarantee" in words
     )
     assert "promises nothing" not in reported(tmp_path, noisy, release, "--disjoint", "noisy,release")
+
+
+def test_the_seed_part_that_a_server_trains_on_is_told_by_how_people_are_divided(copied: MakeRun) -> None:
+    """One store, whose people two runs divide: the same way, or so that one's seed part may be the other's clients."""
+
+    def divided(name: str, share: float) -> RunRecord:
+        run = copied(name)
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["data"] |= {"seed_part": {"most_utterances_share": share}, "part": "federation"}
+        config["federation"]["server_pass"] = {"data": "seed"}
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        return read_run(name, run)
+
+    one, same, other = divided("noisy", 0.5), divided("quiet", 0.5), divided("release", 0.2)
+    assert unprotected_in(one, same) == ()
+    (found,) = unprotected_in(one, other)
+    store = one.data["store"]
+    assert found.describe(other) == f"federation.server_pass.data={store}:seed (by name, clients there)"
 
 
 def test_people_whom_a_run_has_compared_itself_are_not_named(runs: Path, tmp_path: Path) -> None:

@@ -9,28 +9,32 @@ from typing import Any
 import pytest
 import torch
 from tests.ranks import in_processes
-from tests.tones import FEW_WORDS, pack_tones
+from tests.tones import FEW_WORDS, pack_tones, speaker
+from tests.training.passes import CPU, LOCAL, PUBLIC_UTTERANCES, beginning, built
 from tests.training.running import run_here
 
 from sottovoce.base.errors import InputError
-from sottovoce.config import Recipe, as_yaml, load_recipe
+from sottovoce.config import as_yaml, load_recipe
 from sottovoce.config.smoke import shrink_recipe
 from sottovoce.data.corpora.corpus import RenderedSpeaker
-from sottovoce.data.population import Population, PopulationSettings, build_population
+from sottovoce.data.population import PopulationSettings, build_population
 from sottovoce.data.store import Store
-from sottovoce.flat.layout import Layout
-from sottovoce.models.recogniser import Recogniser, load_recogniser
+from sottovoce.models.recogniser import load_recogniser
 from sottovoce.privacy.ledger import verify
 from sottovoce.training import federation, server_pass
+from sottovoce.training.assemble import assemble
 from sottovoce.training.disjointness import count_clients_in_parent
 from sottovoce.training.parent_model import ParentModel
-from sottovoce.training.run_context import Outcome
-from sottovoce.training.start_model import build_start_model, split_trained_part
+from sottovoce.training.run_context import Outcome, RunContext
+from sottovoce.training.run_data import (
+    build_training_population,
+    find_server_people,
+    find_split_people,
+    list_training_rows,
+)
 
 OWN = "federation.server_pass={data: 'public:train', batch_seconds: 2, lr: 0.1, steps: 2}"
 SHORT = ["federation.steps=4", "federation.evaluate_every=4", "federation.checkpoint_every=2"]
-CPU = torch.device("cpu")
-PUBLIC_UTTERANCES = 12  # of ten people three in five train, and each says two words
 Run = Callable[..., Outcome]
 
 
@@ -86,28 +90,14 @@ def test_a_pass_is_plain_training_from_the_servers_model(federated_recipe: Path,
     assert passes(first_P, 4) < first
 
 
-def beginning(recipe: Recipe, stores: Path) -> tuple[Recogniser, Population]:
-    store = Store(stores / "tones")
-    population = build_population(store, PopulationSettings(split=("train",)), seed=1)
-    return build_start_model(recipe, None, store), population
-
-
-def built(recipe: Recipe, stores: Path) -> tuple[torch.Tensor, Callable[[torch.Tensor, int], float]]:
-    """The server's first model, and what is done to it after a round."""
-    start, population = beginning(recipe, stores)
-    initial = split_trained_part(recipe, start).initial
-    speech = server_pass.load_public_speech(recipe, start, population, (Store(stores / "public"), "train"))
-    passes = server_pass.build_server_pass(recipe, start, speech, device=CPU)
-    return Layout.of(initial).flatten(initial), lambda server_P, step: passes(server_P, step)["server_pass_loss"]
-
-
 def test_an_epoch_uses_everything_once(federated_recipe: Path, public_stores: Path) -> None:
     changes = ["federation.server_pass={data: 'public:train', batch_seconds: 2, lr: 0.1, epochs: 2}"]
     recipe = load_recipe(str(federated_recipe), changes)
     settings = recipe.federated.server_pass
     assert settings is not None
     start, population = beginning(recipe, public_stores)
-    speech = server_pass.load_public_speech(recipe, start, population, (Store(public_stores / "public"), "train"))
+    people = find_split_people(Store(public_stores / "public"), "train")
+    speech = server_pass.load_public_speech(recipe, start, population, people)
     assert len(speech.rows) == PUBLIC_UTTERANCES
     batches = list(server_pass._batches(speech, settings, seed=1, step=0, device=CPU))
     assert len(batches) > 2
@@ -238,6 +228,75 @@ def test_mistakes_are_one_line(change: str, message: str, federated_recipe: Path
     assert "\n" not in str(caught.value)
 
 
+# The seed part.
+
+SEED = [
+    *("data.seed_part={most_utterances_share: 0.5}", "data.part=federation"),
+    "federation.server_pass={data: seed, lr: 0.1, epochs: 1}",
+]
+
+
+def test_the_seed_part_is_exactly_whom_a_seed_model_is_trained_on(
+    federated_recipe: Path, public_stores: Path, tmp_path: Path
+) -> None:
+    recipe = load_recipe(str(federated_recipe), SEED)
+    warm_up = recipe.model_copy(update={"data": recipe.data.model_copy(update={"part": "seed"})})
+    store = Store(public_stores / "tones")
+    seed, clients = build_training_population(warm_up, store), build_training_population(recipe, store)
+    made = assemble(recipe, context=RunContext(tmp_path / "runs", public_stores, CPU))
+    assert made.public_speech is not None
+    assert made.public_speech.rows.tolist() == list_training_rows(warm_up, store).tolist()
+    people = find_server_people(recipe, public_stores)
+    assert people is not None
+    assert {*people.keys.tolist()} == {*store.user_keys[seed.user_rows()].tolist()}
+    assert len(seed) + len(clients) == 9
+    assert not {*people.keys.tolist()} & {*store.user_keys[made.population.user_rows()].tolist()}
+
+
+def test_a_run_trains_on_its_seed_part_after_every_round(run: Run) -> None:
+    outcome = run(*SEED, out="seed")
+    assert [record["step"] for record in metrics(outcome) if "server_pass_loss" in record] == [1, 2, 3, 4]
+    inputs = json.loads((outcome.folder / "inputs.json").read_text())
+    assert inputs["federation.server_pass.data digest"] == inputs["data.store digest"]
+    assert not same(outcome, run(*SEED, "federation.server_pass=null", out="without"))
+
+
+@pytest.mark.parametrize(
+    "changes", [["data.seed_part=null", "data.part=all"], ["data.part=seed"]], ids=["no seed part", "its own clients"]
+)
+def test_without_a_seed_part_that_is_nobody_and_refused(changes: list[str], federated_recipe: Path) -> None:
+    with pytest.raises(InputError, match=r"server_pass\.data=seed: expected data\.seed_part, which says who") as caught:
+        load_recipe(str(federated_recipe), [*SEED, *changes])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_client_among_them_under_another_name_is_refused(run: Run, tmp_path: Path) -> None:
+    """The one who has most to say, and so is in the seed part, is a client once more under another name."""
+    (tmp_path / "stores").mkdir()
+
+    def double(rendered: RenderedSpeaker) -> RenderedSpeaker:
+        if rendered.name == "s00":
+            return replace(rendered, utterances=[*rendered.utterances, *speaker(30, **FEW_WORDS).utterances])
+        return replace(rendered, utterances=speaker(0, **FEW_WORDS).utterances) if rendered.name == "s01" else rendered
+
+    pack_tones(tmp_path / "stores/tones", change=double, **FEW_WORDS)
+    few = "data.seed_part={most_utterances_share: 0.1}"
+    with pytest.raises(InputError, match=r"server_pass\.data=seed: utterance 0-0 is a client's too, sample for sample"):
+        run(*SEED, few, out="refused", stores=tmp_path / "stores")
+    assert not (tmp_path / "refused/ledger.jsonl").exists()
+
+
+def test_the_seed_part_of_a_server_counts_as_heard_by_a_seed(run: Run, public_stores: Path, tmp_path: Path) -> None:
+    outcome = run(*SEED, out="first")
+    recipe = load_recipe(str(outcome.folder / "config.yaml"))
+    store = Store(public_stores / "tones")
+    warm_up = recipe.model_copy(update={"data": recipe.data.model_copy(update={"part": "seed"})})
+    others = build_training_population(warm_up, store)
+    seed = ParentModel(outcome.folder, recipe)
+    found = count_clients_in_parent(seed, others, runs=tmp_path / "runs", stores=public_stores)
+    assert (found.clients, found.unknown) == (len(others), ())
+
+
 def test_a_recipe_without_a_pass_is_written_as_before(federated_recipe: Path) -> None:
     assert "server_pass" not in as_yaml(load_recipe(str(federated_recipe)))
 
@@ -254,3 +313,7 @@ def test_a_smoke_run_has_a_pass_of_other_people(federated_recipe: Path) -> None:
     small_recipe = shrink_recipe(load_recipe(str(federated_recipe), [OWN]))
     assert small_recipe.federated.server_pass is not None
     assert (small_recipe.federated.server_pass.data, small_recipe.data.dev) == ("dev", "test")
+    of_seed = shrink_recipe(load_recipe(str(federated_recipe), [*LOCAL, *SEED]))
+    own = of_seed.federated.server_pass
+    assert own is not None
+    assert (own.data, own.steps, own.epochs, own.order, of_seed.data.dev) == ("seed", 1, None, None, "dev")

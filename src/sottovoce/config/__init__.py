@@ -14,6 +14,7 @@ from sottovoce.config.recipe import Experiment, Paper, Recipe, Suite, SuiteRun
 from sottovoce.config.sections import (
     Augmentation,
     CentralSettings,
+    CentralSteps,
     DataSettings,
     ManifestCorpus,
     SyntheticCorpus,
@@ -23,6 +24,7 @@ from sottovoce.config.sections import (
 __all__ = [
     "Augmentation",
     "CentralSettings",
+    "CentralSteps",
     "ClientSettings",
     "DataSettings",
     "Experiment",

@@ -150,27 +150,58 @@ def _write_privacy(settings: PrivacySection, dump: SerializerFunctionWrapHandler
     return {name: found[name] for name in (*names[:behind], *target, *names[behind:], *PLUGIN_KEYS) if name in given}
 
 
-class ServerPassSettings(Section):
-    """Training on public speech after every round (Gao et al. 2022), for so many `steps` or `epochs`."""
+_AS_LOCAL: Any = None  # stands in a setting until `completed` has put that of local training in its place
 
-    unwritten = frozenset({"batch_utterances"})
+
+class ServerPassSettings(Section):
+    """Training on public speech after every round (Gao et al. 2022), for so many `steps` or `epochs`.
+
+    `data` is a split, `STORE:split`, or `seed`: the speakers of `data.seed_part`, whom the seed model was trained on.
+    What is not given is as in the family's local training. In a recipe that was read nothing is missing any more.
+    """
 
     data: PathText
-    batch_seconds: float = Field(gt=0, allow_inf_nan=False)
+    batch_seconds: float = Field(default=_AS_LOCAL, gt=0, allow_inf_nan=False)
     batch_utterances: int | None = Field(default=None, ge=1)
+    order: Literal["ascending"] | None = None
     lr: float = Field(gt=0, allow_inf_nan=False)
     steps: int | None = Field(default=None, ge=1)
     epochs: int | None = Field(default=None, ge=1)
-    optimiser: Mapping[str, Any] = Field(default_factory=lambda: {"name": "sgd"})
-    clip_gradients: float = Field(default=1.0, gt=0)
-    augment: Augmentation = Augmentation()
+    optimiser: Mapping[str, Any] = Field(default=_AS_LOCAL)
+    clip_gradients: float = Field(default=_AS_LOCAL, gt=0)
+    augment: Augmentation = Field(default=_AS_LOCAL)
 
     @model_validator(mode="after")
     def _check(self) -> "ServerPassSettings":
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"steps={self.steps}, epochs={self.epochs}: expected exactly one")
-        self.built_optimiser()
+        if self.order == "ascending" and self.epochs is None:
+            raise ValueError(
+                f"order=ascending with steps={self.steps}: the longest utterances would never have their turn; "
+                "expected epochs"
+            )
+        if self.optimiser is not None:
+            self.built_optimiser()
         return self
+
+    def completed(self, local: LocalTraining) -> "ServerPassSettings":
+        """With all that is not given as in `local`: the released code changes the learning rate and nothing else.
+
+        Masks are the local ones also where something else of `augment` is given. A pass of so many steps is shuffled.
+        """
+        names = {"batch_seconds", "batch_utterances", "optimiser", "clip_gradients"}
+        names |= set() if self.epochs is None else {"order"}
+        found = {name: getattr(local, name) for name in names - self.model_fields_set}
+        augment: Augmentation | None = self.augment
+        if augment is None:
+            augment = Augmentation(spec_augment=local.spec_augment, narrow_band=local.narrow_band)
+        elif "spec_augment" not in augment.model_fields_set:
+            augment = augment.model_copy(update={"spec_augment": local.spec_augment})
+        return self.model_copy(update={**found, "augment": augment})
+
+    @property
+    def is_of_seed_part(self) -> bool:
+        return self.data == "seed"
 
     def built_optimiser(self) -> Optimiser:
         return build_optimiser(**self.optimiser)
@@ -233,6 +264,8 @@ class FederationSettings(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "FederationSettings":
+        if self.server_pass is not None:
+            object.__setattr__(self, "server_pass", self.server_pass.completed(self.local))
         if self.privacy.adds_noise and math.isinf(self.privacy.clip_bound):
             raise ValueError("privacy adds noise but clip_bound is infinite: noise is in units of the clip bound")
         if self.engine in ("stacked", "shared") and self.privacy.mode is Mode.SECURE:

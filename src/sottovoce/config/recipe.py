@@ -65,6 +65,11 @@ class Recipe(Section):
             judged = {"data.dev": (self.data.dev,), "data.test": self.data.test}
             if (asked := self.federation.server_pass) is not None:
                 self._check_public("federation.server_pass.data", asked.data, judged)
+                if asked.is_of_seed_part and self.data.part != "federation":
+                    raise ValueError(
+                        "federation.server_pass.data=seed: expected data.seed_part, which says who that is, and "
+                        "data.part=federation; a split of that name is STORE:seed"
+                    )
         if self.federation is not None and self.federation.shared_dev is not None:
             shared = self.federation.shared_dev.data
             if (

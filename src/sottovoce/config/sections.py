@@ -5,6 +5,7 @@ Settings are defined beside the code that they set, as frozen dataclasses; here 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -201,15 +202,35 @@ class Augmentation(Section):
         return self
 
 
+@dataclass(frozen=True, kw_only=True)
+class CentralSteps:
+    """How many steps central training makes, and after how many of them its model is evaluated and saved.
+
+    `epoch_steps` is how many there are in an epoch; None where nothing follows from that.
+    """
+
+    steps: int
+    evaluate_every: int
+    checkpoint_every: int
+    epoch_steps: int | None
+
+
+EveryEpoch = Literal["epoch"]
+
+
 class CentralSettings(Section):
     """Training on one pile of data: a step is so many `batches` of at most `batch_seconds`, and `batch_utterances`.
 
+    Exactly one of `steps` and `epochs` is set; how many steps an epoch has follows from the data that are there.
     Processes share a step's batches: one takes them in turn, eight take one of eight each, more of them parts of one.
     """
 
-    unwritten = frozenset({"measure", "batches", "repeatable", "batch_utterances", "order", "newbob"})
+    unwritten = frozenset(
+        {"measure", "batches", "repeatable", "batch_utterances", "order", "newbob", "steps", "epochs"}
+    )
 
-    steps: int = Field(ge=1)
+    steps: int | None = Field(default=None, ge=1)
+    epochs: int | None = Field(default=None, ge=1)
     batch_seconds: float = Field(gt=0, allow_inf_nan=False)
     batches: int | None = Field(default=None, ge=1)
     batch_utterances: int | None = Field(default=None, ge=1)
@@ -219,8 +240,8 @@ class CentralSettings(Section):
     newbob: NewBob | None = None
     clip_gradients: float = Field(default=1.0, gt=0)
     augment: Augmentation = Augmentation()
-    evaluate_every: int = Field(default=1000, ge=1)
-    checkpoint_every: int = Field(default=1000, ge=1)
+    evaluate_every: Annotated[int, Field(ge=1)] | EveryEpoch = 1000
+    checkpoint_every: Annotated[int, Field(ge=1)] | EveryEpoch = 1000
     log_every: int = Field(default=50, ge=1)
     measure: MeasureName | None = None
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
@@ -229,6 +250,8 @@ class CentralSettings(Section):
 
     @model_validator(mode="after")
     def _check(self) -> "CentralSettings":
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"steps={self.steps}, epochs={self.epochs}: expected exactly one; =null takes one away")
         self.built_optimiser()
         self.built_schedule()
         return self
@@ -236,6 +259,25 @@ class CentralSettings(Section):
     @property
     def batches_a_step(self) -> int:
         return self.batches or 1
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether its steps follow from how many there are in an epoch."""
+        return self.epochs is not None or "epoch" in (self.evaluate_every, self.checkpoint_every)
+
+    def count_steps(self, epoch_steps: int | None) -> CentralSteps:
+        """Its steps where an epoch has so many; None is for settings that do not count epochs."""
+
+        def steps(amount: int | EveryEpoch) -> int:
+            if amount != "epoch":
+                return amount
+            assert epoch_steps is not None
+            return epoch_steps
+
+        every = {name: steps(getattr(self, name)) for name in ("evaluate_every", "checkpoint_every")}
+        total = steps("epoch") * self.epochs if self.epochs is not None else self.steps
+        assert total is not None
+        return CentralSteps(steps=total, **every, epoch_steps=epoch_steps)
 
     def built_optimiser(self) -> Optimiser:
         return build_optimiser(**self.optimiser)

@@ -31,16 +31,19 @@ def shrink_recipe(recipe: Recipe, *, seed_model: str | None = None, tokens_from:
         content["tokens"] = {"kind": "characters", "take_from": tokens_from}
     content["model"] |= find_family(recipe.model.family).smoke_options
     if recipe.central is not None:
-        content["central"] |= {"steps": 1, "batches": None, "batch_seconds": 8.0, "start_from": seed_model}
+        content["central"] |= {"steps": 1, "epochs": None, "batches": None, "batch_seconds": 8.0}
+        content["central"] |= {"start_from": seed_model}
         content["central"] |= {"evaluate_every": 1, "checkpoint_every": 1}
     if recipe.federation is not None:
         _shrink(content["federation"], seed_model)
         if content["paper"] is not None:  # the stand-in's people are not those of any paper
             content["paper"].pop("population_size", None)
         if recipe.federation.server_pass is not None:
-            # Three splits for four purposes: the server's own people are those it would be chosen by.
-            content["federation"]["server_pass"] |= {"data": "dev", "batch_seconds": 8.0, "steps": 1, "epochs": None}
-            content["data"]["dev"] = "test"
+            content["federation"]["server_pass"] |= {"batch_seconds": 8.0, "order": None, "steps": 1, "epochs": None}
+            if not recipe.federation.server_pass.is_of_seed_part:
+                # Three splits for four purposes: the server's own people are those it would be chosen by.
+                content["federation"]["server_pass"]["data"] = "dev"
+                content["data"]["dev"] = "test"
         if recipe.federation.shared_dev is not None:
             content["federation"]["shared_dev"] = {"utterances": 4}
     return validate_recipe(content, where=f"{recipe.about} (smoke)")

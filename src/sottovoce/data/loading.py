@@ -118,17 +118,9 @@ def iterate_steps(
 ) -> Iterator[StepData]:
     """Steps of so many `batches`, epoch after epoch from `start` on; the same for the same seed, whatever `world`."""
     epoch, first = start.epoch, start.batch
+    batching: Any = {"max_seconds": max_seconds, "max_utterances": max_utterances, "ascending": ascending}
     while True:
-        plan = plan_epoch(
-            speech.lengths,
-            max_seconds=max_seconds,
-            seed=seed,
-            epoch=epoch,
-            max_utterances=max_utterances,
-            ascending=ascending,
-            fixed_shapes=True,
-        )
-        steps = group_into_steps(plan, size=batches)
+        steps = _plan_steps(speech.lengths, batches=batches, seed=seed, epoch=epoch, **batching)
         for number in range(first, len(steps)):
             own = assign_pieces(steps[number], rank=rank, world=world)
             yield StepData(
@@ -137,6 +129,20 @@ def iterate_steps(
                 sum(int(speech.lengths[batch.rows].sum()) for batch in steps[number]) / SAMPLE_RATE,
             )
         epoch, first = epoch + 1, 0
+
+
+def count_epoch_steps(lengths: Rows, *, batches: int = 1, **batching: Any) -> int:
+    """How many steps `iterate_steps` makes of one epoch of utterances with these `lengths`, of any epoch and seed.
+
+    `batching` is what it takes besides: `max_seconds`, `max_utterances`, `ascending`. Padded to rungs, utterances are
+    cut at the same places in whatever order they are shuffled.
+    """
+    return len(_plan_steps(lengths, batches=batches, seed=0, epoch=0, **batching))
+
+
+def _plan_steps(lengths: Rows, *, batches: int, seed: int, epoch: int, **batching: Any) -> list[tuple[Batch, ...]]:
+    plan = plan_epoch(lengths, seed=seed, epoch=epoch, fixed_shapes=True, **batching)
+    return group_into_steps(plan, size=batches)
 
 
 def load_batch(speech: Speech, batch: Batch, *, device: torch.device) -> Waveforms:

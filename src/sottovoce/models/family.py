@@ -221,12 +221,14 @@ class Inspection:
     """What can be asked of a model besides its texts.
 
     `measure(parameters, features, settings=…)` are what dev speech is measured by, the `loss` among them: means over
-    utterances, in which chance decides nothing. None is the loss alone.
+    utterances, in which chance decides nothing. None is the loss alone. `validation` names the one that NewBob goes by;
+    the loss where it is not among them.
     `encode(parameters, features, settings=…)` gives vectors [U, T, D] and their lengths [U] on the host, for
     `sottovoce probe`.
     """
 
     measure: Callable[..., dict[str, Tensor]] | None = None
+    validation: str = "loss"
     encode: Callable[..., tuple[Tensor, Tensor]] | None = None
 
 

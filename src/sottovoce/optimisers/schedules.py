@@ -1,6 +1,6 @@
 """Learning rates over time: each schedule is a pure function from the step (0 for the first) to a learning rate.
 
-NewBob lowers it besides, when a dev score stops getting better.
+NewBob lowers it besides, when the dev loss stops getting better.
 """
 
 import math
@@ -154,8 +154,8 @@ def _check_count(schedule: Schedule, name: str, *, low: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class NewBob:
-    """After every evaluation that is better than the one before by less than `improvement`, a share of it, the
-    learning rate is multiplied by `factor`. Gao et al. have 0.8 and 0.25 %. SpeechBrain's, without its patience."""
+    """After every evaluation whose dev loss is lower than the one before by less than `improvement`, a share of it, the
+    learning rate is multiplied by `factor`. Gao et al. have 0.8 and 0.25 %. SpeechBrain's, with a patience of 0."""
 
     factor: float = 0.8
     improvement: float = 0.0025

@@ -20,6 +20,7 @@ from sottovoce.report.parts import join_labels, merge_labels
 from sottovoce.report.records import RunRecord
 
 SEED_PART = "seed"
+SERVER_PASS = "federation.server_pass.data"
 NOT_PRIVATE = "training without differential privacy"
 
 
@@ -185,24 +186,28 @@ def has_same_silos(runs: Sequence[RunRecord]) -> bool:
 class Unprotected:
     """People whom a run uses without a promise: the `setting` that names them, and the `place`.
 
-    `digest` is that of their store, or of the model that was trained on them, where it is known.
+    `digest` is that of their store, or of the model that was trained on them, where it is known. `division` is what
+    decides who they are where they are the seed part of a store.
     """
 
     setting: str
     place: str
     digest: str | None
+    division: Mapping[str, Any] | None = None
 
     def is_same(self, other: "Unprotected") -> bool:
-        """By what is known: digests where both have one, and names."""
+        """By what is known: digests where both have one, names, and how people are divided."""
         digests = {self.digest, other.digest} - {None}
-        return PurePath(self.place).name == PurePath(other.place).name and len(digests) < 2
+        is_named = PurePath(self.place).name == PurePath(other.place).name
+        return is_named and len(digests) < 2 and self.division == other.division
 
     def describe(self, other: RunRecord) -> str:
         """With a note where these are, by name, clients of `other`."""
         store, _, split = self.place.rpartition(":")
         theirs = other.data.get("store")
         is_named = store and theirs and PurePath(store).name == PurePath(theirs).name
-        is_client = is_named and split in (other.data.get("train") or ())
+        splits = {split} if self.division is None else {*self.division["splits"]}
+        is_client = is_named and not splits.isdisjoint(other.data.get("train") or ())
         return f"{self.setting}={self.place}{' (by name, clients there)' if is_client else ''}"
 
 
@@ -220,13 +225,14 @@ def unprotected_in(run: RunRecord, other: RunRecord, declared: Declared = NOBODY
 def _unprotected(run: RunRecord) -> list[Unprotected]:
     named = {
         "data.dev": run.data.get("dev"),
-        "federation.server_pass.data": (run.federation.get("server_pass") or {}).get("data"),
+        SERVER_PASS: (run.federation.get("server_pass") or {}).get("data"),
     }
     found = []
     for setting, name in named.items():
         if name:
             store, split = run.locate_split(str(name))
-            found.append(Unprotected(setting, f"{store}:{split}", run.inputs.get(f"{setting} digest")))
+            division = _division(run) if setting == SERVER_PASS and name == SEED_PART else None
+            found.append(Unprotected(setting, f"{store}:{split}", run.inputs.get(f"{setting} digest"), division))
     seed = run.federation.get("seed_model") or (run.config.get("central") or {}).get("start_from")
     if seed:
         setting = "federation.seed_model" if run.federation else "central.start_from"
@@ -252,7 +258,7 @@ def _is_same_store(one: RunRecord, other: RunRecord) -> bool:
     return None not in digests and digests[0] == digests[1]
 
 
-def _division(run: RunRecord) -> Mapping[str, object]:
+def _division(run: RunRecord) -> Mapping[str, Any]:
     """What decides who is in the seed part: two runs with the same divide the same people alike."""
     return {"splits": run.data.get("train"), "seed_part": run.data.get("seed_part"), "seed": _people_seed(run)}
 

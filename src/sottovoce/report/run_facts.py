@@ -91,7 +91,8 @@ def _kind(run: RunRecord) -> str:
 
 
 def _steps(run: RunRecord) -> str:
-    planned = (run.federation or run.config.get("central") or {}).get("steps")
+    settings = run.federation or run.config.get("central") or {}
+    planned = settings.get("steps", run.inputs.get("steps"))  # those of epochs follow from the data
     ended = run.results.get("ended") or {}
     done = ended.get("step", run.metrics[-1]["step"] if run.metrics else None)
     why = ended.get("words") or ("" if run.results else "not finished")

@@ -134,7 +134,7 @@ def assemble(
         facts["plan"] = plan.describe()
         public_speech = None
         if data.of_server is not None:
-            check_language(start, data.of_server[0])
+            check_language(start, data.of_server.store)
             public_speech = load_public_speech(recipe, start, population, data.of_server)
     return Federation(
         recipe=recipe,

@@ -4,6 +4,7 @@ A run killed at any instant resumes from its last checkpoint with the same bits:
 is a function of (seed, step), and the place in the data is part of the checkpoint.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from sottovoce.base.processes import ALONE, Processes
 from sottovoce.base.seeds import torch_stream
-from sottovoce.config import Augmentation, CentralSettings, Recipe
+from sottovoce.config import Augmentation, CentralSettings, CentralSteps, Recipe
 from sottovoce.data.audio.augment import add_noise, perturb_speed
 from sottovoce.data.audio.batches import BatchPiece
 from sottovoce.data.audio.waveforms import Waveforms
-from sottovoce.data.loading import DataPosition, Speech, StepData, iterate_steps, load_speech, prefetch
+from sottovoce.data.loading import DataPosition, Speech, StepData, iterate_steps, prefetch
 from sottovoce.evaluation.losses import compute_mean_figures, select_speech
 from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score, score_from_figures
 from sottovoce.evaluation.score import evaluate_recogniser
@@ -62,7 +63,7 @@ from sottovoce.training.run_context import (
     read_finished,
     write_results,
 )
-from sottovoce.training.run_data import RunData, list_training_rows
+from sottovoce.training.run_data import RunData, count_central_steps, load_training_speech
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.training.start_model import init_start_model
 from sottovoce.training.testing import RankGroup, choose_measure, score_models
@@ -78,6 +79,7 @@ class CentralTraining:
     speech: Speech
     start: Recogniser
     measure: Measure
+    steps: CentralSteps
 
 
 @final
@@ -100,7 +102,7 @@ class CentralLoop(Loop):
             self._start.family,
             self._weights.working,
             settings=self._start.settings,
-            steps=self._settings.steps * self._settings.batches_a_step,
+            steps=training.steps.steps * self._settings.batches_a_step,
             batch_seconds=self._settings.batch_seconds,
             device=device,
         )
@@ -156,7 +158,7 @@ class CentralLoop(Loop):
         return self._schedule(step) * self._annealed.scale
 
     def step(self, step: int) -> None:
-        if self._settings.newbob is not None and step % self._settings.evaluate_every == 0:
+        if self._settings.newbob is not None and step % self._training.steps.evaluate_every == 0:
             self._annealed = self._processes.broadcast_object(self._annealed)  # the first process alone has evaluated
         epoch = self._place.epoch
         loaded = next(self._steps)
@@ -188,20 +190,25 @@ class CentralLoop(Loop):
         return [{"step": step, **self._recorded}]
 
     def evaluate(self) -> tuple[Score, StepRecord]:
-        score, figures = self._evaluate()
-        if self._settings.newbob is not None:
-            self._annealed = self._settings.newbob.after(self._annealed, score.value)
-        return score, {**figures, **self._log.norms_by_layer()}
-
-    def _evaluate(self) -> tuple[Score, StepRecord]:
         (store, split), measure, device = self._training.data.dev, self._training.measure, self._context.device
+        figures: StepRecord
+        found: dict[str, float] = {}
+        if measure is LOSS or self._settings.newbob is not None:
+            speech = select_speech(self._model, store, split=split)
+            found = compute_mean_figures(self._model, speech, device=device)
         if measure is LOSS:
-            return score_from_figures(
-                compute_mean_figures(self._model, select_speech(self._model, store, split=split), device=device)
-            )
-        decode = decode_greedily if measure is CTC_WER else None
-        result = evaluate_recogniser(self._model, store, split=split, device=device, decode=decode)
-        return Score(measure, result.wer), {"dev_cer": result.cer, **record_collapses(result, self._context.say)}
+            score, figures = score_from_figures(found)
+        else:
+            decode = decode_greedily if measure is CTC_WER else None
+            result = evaluate_recogniser(self._model, store, split=split, device=device, decode=decode)
+            own = {f"dev_{name}": value if math.isfinite(value) else None for name, value in found.items()}
+            collapses = record_collapses(result, self._context.say)
+            score, figures = Score(measure, result.wer), {"dev_cer": result.cer, **own, **collapses}
+        if self._settings.newbob is not None:
+            # By the loss, as SpeechBrain does, whatever the best model is chosen by.
+            validated = found.get(self._start.family.inspection.validation, found["loss"])
+            self._annealed = self._settings.newbob.after(self._annealed, validated)
+        return score, {**figures, **self._log.norms_by_layer()}
 
     def paused(self) -> AbstractContextManager[None]:
         return self._log.paused()
@@ -216,7 +223,7 @@ class CentralLoop(Loop):
         if not due.record:
             return None
         shown = {name: self._recorded[name] for name in ("loss", "audio_seconds_per_second")}
-        return ProgressReport(unit="step", step=step, steps=self._settings.steps, **shown)
+        return ProgressReport(unit="step", step=step, steps=self._training.steps.steps, **shown)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -313,6 +320,8 @@ def run_central(recipe: Recipe, target: RunTarget, *, context: RunContext, proce
             "start model": digest_tensors(start.parameters),
         }
     inputs = {**data.digests(), "tokens digest": start.tokens.digest, "number of processes": processes.world}
+    if (steps := training.steps).epoch_steps is not None:  # they follow from the data; for whoever reads the run
+        inputs |= {"steps": steps.steps, "steps in an epoch": steps.epoch_steps}
     with target.open(recipe, inputs=inputs, processes=processes) as run:
         if (known := read_finished(run, processes)) is not None:
             return known
@@ -335,29 +344,29 @@ def _assemble_central(recipe: Recipe, data: RunData, context: RunContext) -> Cen
     start = init_start_model(recipe, tokens, found, language=data.store.language)
     if found is not None and found.family is not start.family:
         context.say(describe_inherited(start, found))
-    speech = load_speech(
-        data.store,
-        list_training_rows(recipe, data.store),
-        tokens,
-        family=start.family,
-        settings=start.settings,
-        longest_seconds=min(recipe.data.longest_seconds, recipe.training.batch_seconds),
-    )
+    speech = load_training_speech(recipe, data.store, start)
     context.say(f"training on {speech}")
     measure = choose_measure(recipe, start, data, say=context.say)
-    return CentralTraining(recipe=recipe, data=data, speech=speech, start=start, measure=measure)
+    return CentralTraining(
+        recipe=recipe,
+        data=data,
+        speech=speech,
+        start=start,
+        measure=measure,
+        steps=count_central_steps(recipe.training, speech),
+    )
 
 
 def _train(training: CentralTraining, run: RunFolder, context: RunContext, processes: Processes) -> LoopEnd:
     """Train from the start model, or from the run's last checkpoint."""
-    central = training.recipe.training
+    central, steps = training.recipe.training, training.steps
     settings = LoopSettings(
         recipe=training.recipe.about,
         tokens=training.start.tokens.digest,
         measure=training.measure,
-        steps=central.steps,
-        evaluate_every=central.evaluate_every,
-        checkpoint_every=central.checkpoint_every,
+        steps=steps.steps,
+        evaluate_every=steps.evaluate_every,
+        checkpoint_every=steps.checkpoint_every,
         log_every=central.log_every,
     )
     loop = CentralLoop(training, context=context, processes=processes)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import read_json
@@ -30,17 +29,18 @@ from sottovoce.training.run_context import RunContext
 from sottovoce.training.run_data import (
     SERVER_PASS,
     SHARED_DEV,
+    Keys,
+    People,
     RunData,
-    Split,
     build_training_population,
+    find_server_people,
+    find_split_people,
     list_split_rows,
     open_named_store,
     open_split,
     require_local_store,
 )
 from sottovoce.training.run_folder import INPUTS
-
-Keys = NDArray[np.uint64]
 
 EXCERPT_SAMPLES = 256  # out of the middle, by which two recordings are first compared
 
@@ -56,7 +56,8 @@ def check_evaluation_speakers(
     that by name is checked where the plan is made).
     """
     for what, split in data.evaluated.items():
-        check_disjoint_speakers(what, read_split_keys(*split), clients, instead="evaluate on people who are not")
+        keys = find_split_people(*split).keys
+        check_disjoint_speakers(what, keys, clients, instead="evaluate on people who are not")
     if recipe.federated.privacy.mode is not Mode.SECURE:
         return
     for what, split in data.evaluated.items():
@@ -65,21 +66,14 @@ def check_evaluation_speakers(
         if known is None:
             continue
         with explain_missing_stores(folder):
-            own, others = open_named_store(known.data.store, context.stores), _other_splits(known, context.stores)
+            own, others = open_named_store(known.data.store, context.stores), _find_others(known, context.stores)
         rows = build_training_population(known, own).utterance_rows()
         check_disjoint_recordings(f"seed model {folder}", own, rows, clients=clients)
-        for what, split in others.items():
-            rows = list_split_rows(*split)
-            check_disjoint_recordings(f"seed model {folder}, {what}", split[0], rows, clients=clients)
+        for what, people in others.items():
+            check_disjoint_recordings(f"seed model {folder}, {what}", people.store, people.rows, clients=clients)
 
 
 # By name.
-
-
-def read_split_keys(store: Store, split: str) -> Keys:
-    """The keys of the speakers in one split of a store."""
-    rows = store.splits[split]
-    return np.asarray(store.user_keys[rows.start : rows.stop])
 
 
 def read_population_keys(people: Population) -> Keys:
@@ -123,8 +117,8 @@ def count_clients_in_parent(
                 unknown.append(folder)
             people = build_training_population(recipe, open_named_store(recipe.data.store, stores))
             shared |= set(shared_speakers(people, clients).tolist())
-            for split in _other_splits(recipe, stores).values():
-                shared |= set(np.intersect1d(read_split_keys(*split), read_population_keys(clients)).tolist())
+            for others in _find_others(recipe, stores).values():
+                shared |= set(np.intersect1d(others.keys, read_population_keys(clients)).tolist())
     return ClientsInParent(len(shared), tuple(unknown))
 
 
@@ -148,17 +142,22 @@ def _has_same_stores(folder: Path, recipe: Recipe, stores: Path) -> bool:
         return False
     recorded = read_json(run / INPUTS)
     now = {"data.store": open_named_store(recipe.data.store, stores)}
-    now |= {what: store for what, (store, _) in _other_splits(recipe, stores).items()}
+    now |= {what: people.store for what, people in _find_others(recipe, stores).items()}
     return all(recorded.get(f"{what} digest") == store.digest for what, store in now.items())
 
 
-def _other_splits(recipe: Recipe, stores: Path) -> dict[str, Split]:
-    """The splits that a run has used besides those it trains clients on."""
+def _find_others(recipe: Recipe, stores: Path) -> dict[str, People]:
+    """Those whose speech a run has used besides its clients'."""
     settings = recipe.federation
-    own = None if settings is None or settings.server_pass is None else settings.server_pass.data
     shared = None if settings is None or settings.weighed_on is None else settings.weighed_on.data
-    named = {"data.dev": recipe.data.dev, SERVER_PASS: own, SHARED_DEV: shared}
-    return {what: open_split(place, recipe, stores) for what, place in named.items() if place is not None}
+    named = {"data.dev": recipe.data.dev, SHARED_DEV: shared}
+    found = {
+        what: find_split_people(*open_split(place, recipe, stores))
+        for what, place in named.items()
+        if place is not None
+    }
+    server = find_server_people(recipe, stores)
+    return found if server is None else found | {SERVER_PASS: server}
 
 
 # By recording.

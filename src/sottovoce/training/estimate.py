@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from sottovoce.config import Recipe
+from sottovoce.config import CentralSteps, Recipe
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.loading import Speech
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.events import NoGuarantee
@@ -23,7 +24,7 @@ from sottovoce.privacy.guarantee import format_epsilons
 from sottovoce.training.assemble import Federation
 from sottovoce.training.preflight import CheckedStage, Stage
 from sottovoce.training.run_context import RunContext
-from sottovoce.training.run_data import RunData, Split, list_split_rows
+from sottovoce.training.run_data import RunData, Split, count_central_steps, list_split_rows
 from sottovoce.training.start_model import split_trained_part
 
 FRAMES_PER_SECOND = 100 / 3  # of a model, after its front end
@@ -145,8 +146,10 @@ def _count_run(stage: Stage, checked: CheckedStage, context: RunContext, *, spee
     disk, epsilon = _count_disk_bytes(recipe, checked.start), compute_end_epsilon(federation)
     if federation is not None and federation.is_release:
         return RunCost(name=stage.name, disk=disk, epsilon=epsilon, why=RELEASE)
-    data, audio = RunData.of(recipe, context.stores), _bound_audio(recipe, federation)
-    recognised = count_recognised_seconds(recipe, dev=_sum_seconds(data.dev), tests=_sum_seconds(*data.tests.values()))
+    data, audio = RunData.of(recipe, context.stores), _bound_audio(recipe, checked)
+    recognised = count_recognised_seconds(
+        recipe, speech=checked.speech, dev=_sum_seconds(data.dev), tests=_sum_seconds(*data.tests.values())
+    )
     parameters = sum(p.numel() for p in checked.start.parameters.values())
     seconds = count_operations(parameters, audio, recognised) / speed
     return RunCost(name=stage.name, disk=disk, epsilon=epsilon, audio_seconds=audio, seconds=seconds)
@@ -157,12 +160,14 @@ def count_operations(parameters: int, trained_seconds: float, recognised_seconds
     return parameters * FRAMES_PER_SECOND * (TRAINING * trained_seconds + FORWARD * recognised_seconds)
 
 
-def count_recognised_seconds(recipe: Recipe, *, dev: float, tests: float) -> float:
+def count_recognised_seconds(recipe: Recipe, *, dev: float, tests: float, speech: Speech | None = None) -> float:
     """Seconds of speech that a run recognises, of so many in its dev and test sets.
 
-    A federated run is evaluated before its first round, and tests the model that it started from, too.
+    A federated run is evaluated before its first round, and tests the model that it started from, too. Of `speech` are
+    the steps of central training by epochs.
     """
-    settings, is_federated = recipe.federation or recipe.training, recipe.federation is not None
+    is_federated = recipe.federation is not None
+    settings = recipe.federation or _count_steps(recipe, speech)
     evaluations = -(-settings.steps // settings.evaluate_every) + is_federated
     return evaluations * dev + (2 if is_federated else 1) * tests
 
@@ -176,11 +181,18 @@ def _sum_seconds(*splits: Split) -> float:
     return samples / SAMPLE_RATE
 
 
-def _bound_audio(recipe: Recipe, federation: Federation | None) -> float:
-    """The most seconds that are trained on: what batches hold, or clients have in the mean."""
+def _count_steps(recipe: Recipe, speech: Speech | None) -> CentralSteps:
+    return recipe.training.count_steps(None) if speech is None else count_central_steps(recipe.training, speech)
+
+
+def _bound_audio(recipe: Recipe, checked: CheckedStage) -> float:
+    """The most seconds that are trained on: what epochs or batches hold, or clients have in the mean."""
+    federation = checked.federation
     if federation is None:
-        training = recipe.training
-        return training.steps * training.batch_seconds * training.batches_a_step
+        training, speech = recipe.training, checked.speech
+        if training.epochs is not None and speech is not None:
+            return training.epochs * 3600 * speech.hours
+        return _count_steps(recipe, speech).steps * training.batch_seconds * training.batches_a_step
     settings = federation.settings
     local, clients = settings.local, settings.steps * settings.cohort_size
     if local.local_steps is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sottovoce.base.errors import InputError
 from sottovoce.config import ManifestCorpus, Recipe
+from sottovoce.data.loading import Speech
 from sottovoce.data.store import Store
 from sottovoce.data.text.tokens import Tokens, load_tokens
 from sottovoce.models.family import find_family
@@ -25,7 +26,13 @@ from sottovoce.training.parent_model import (
     list_untrained_ancestors,
 )
 from sottovoce.training.run_context import RunContext
-from sottovoce.training.run_data import RunData, ensure_store, list_training_rows, resolve_manifests
+from sottovoce.training.run_data import (
+    RunData,
+    ensure_store,
+    list_training_rows,
+    load_training_speech,
+    resolve_manifests,
+)
 from sottovoce.training.run_folder import RESULTS
 from sottovoce.training.testing import choose_measure
 from sottovoce.training.tokens import check_no_other_tokens, choose_tokens, has_sentence_pieces
@@ -113,10 +120,14 @@ def check_stores(stages: Sequence[Stage], stores: Path) -> None:
 
 @dataclass(frozen=True, eq=False)
 class CheckedStage:
-    """A stage that was checked: its model without its numbers, and its federation, where it is one, with that model."""
+    """A stage that was checked: its model without its numbers, and its federation, where it is one, with that model.
+
+    `speech` is what central training by epochs has, from which its steps follow.
+    """
 
     start: Recogniser
     federation: Federation | None = None
+    speech: Speech | None = None
 
 
 def check_stages(stages: Sequence[Stage], context: RunContext) -> dict[Path, CheckedStage | None]:
@@ -166,8 +177,10 @@ def _check_stage(recipe: Recipe, known: Mapping[Path, CheckedStage | None], cont
         family, recipe.model.settings(tokens=tokens.size + 1), tokens, language=language, seed=found
     )
     if recipe.federation is None:
-        list_training_rows(recipe, data.store)
         choose_measure(recipe, start, data, say=context.say)
+        if recipe.training.counts_epochs:
+            return CheckedStage(start, speech=load_training_speech(recipe, data.store, start))
+        list_training_rows(recipe, data.store)
         return CheckedStage(start)
     federation = assemble(recipe, context=context, sketch=start)
     check_engine(recipe.federation.engine, start, context.device)

@@ -7,21 +7,33 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import derive
-from sottovoce.config import ManifestCorpus, Recipe, SyntheticCorpus
+from sottovoce.config import CentralSettings, CentralSteps, ManifestCorpus, Recipe, SyntheticCorpus
 from sottovoce.data.corpora import synthetic, tsv
 from sottovoce.data.corpora.listing import hold_out_speakers
-from sottovoce.data.loading import Rows
+from sottovoce.data.loading import Rows, Speech, count_epoch_steps, load_speech
 from sottovoce.data.population import Population, PopulationSettings, build_population
 from sottovoce.data.store import PackingProgress, Store, pack_corpus
+from sottovoce.models.recogniser import Recogniser
 from sottovoce.training.agreement import Facts, HiddenDigest
 
 SERVER_PASS = "federation.server_pass.data"
 SHARED_DEV = "federation.shared_dev"
 
 Split = tuple[Store, str]
+Keys = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
+class People:
+    """Speakers of a store who are no clients: their keys, and the rows of their utterances."""
+
+    store: Store
+    keys: Keys
+    rows: Rows
 
 
 @dataclass(frozen=True)
@@ -34,19 +46,18 @@ class RunData:
     store: Store
     dev: Split
     tests: dict[str, Split]
-    of_server: Split | None
+    of_server: People | None
     shared_dev: Split | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, stores: Path) -> "RunData":
         tests = {name: open_split(name, recipe, stores) for name in recipe.data.test}
-        own = None if recipe.federation is None else recipe.federation.server_pass
         shared = None if recipe.federation is None else recipe.federation.weighed_on
         return cls(
             open_named_store(recipe.data.store, stores),
             open_split(recipe.data.dev, recipe, stores),
             tests,
-            None if own is None else open_split(own.data, recipe, stores),
+            find_server_people(recipe, stores),
             None if shared is None else open_split(shared.data or recipe.data.dev, recipe, stores),
         )
 
@@ -58,7 +69,7 @@ class RunData:
 
     @property
     def all(self) -> dict[str, Store]:
-        own = {} if self.of_server is None else {SERVER_PASS: self.of_server[0]}
+        own = {} if self.of_server is None else {SERVER_PASS: self.of_server.store}
         return {"data.store": self.store} | {what: store for what, (store, _) in self.evaluated.items()} | own
 
     def digests(self) -> dict[str, str]:
@@ -125,10 +136,56 @@ def list_split_rows(store: Store, split: str) -> Rows:
 # Speakers.
 
 
+def find_split_people(store: Store, split: str) -> People:
+    """Everybody in one split of a store."""
+    users = store.splits[split]
+    return People(store, np.asarray(store.user_keys[users.start : users.stop]), list_split_rows(store, split))
+
+
+def find_server_people(recipe: Recipe, stores: Path) -> People | None:
+    """Those whose speech the server itself trains on after every round; None where it does not."""
+    settings = None if recipe.federation is None else recipe.federation.server_pass
+    if settings is None:
+        return None
+    if not settings.is_of_seed_part:
+        return find_split_people(*open_split(settings.data, recipe, stores))
+    store = open_named_store(recipe.data.store, stores)
+    part = PopulationSettings(split=recipe.data.train, seed_part=recipe.data.seed_part, part="seed")
+    people = build_recipe_population(recipe, store, part)
+    return People(store, np.asarray(store.user_keys[people.user_rows()]), np.sort(people.utterance_rows()))
+
+
 def list_training_rows(recipe: Recipe, store: Store) -> Rows:
     """The utterances of central training: of all speakers of its splits, or of one part of them."""
     population = build_training_population(recipe, store)
     return np.sort(np.concatenate([client.utterances for client in population]))
+
+
+def load_training_speech(recipe: Recipe, store: Store, start: Recogniser) -> Speech:
+    """What a recipe for central training trains `start` on."""
+    return load_speech(
+        store,
+        list_training_rows(recipe, store),
+        start.tokens,
+        family=start.family,
+        settings=start.settings,
+        longest_seconds=min(recipe.data.longest_seconds, recipe.training.batch_seconds),
+    )
+
+
+def count_central_steps(settings: CentralSettings, speech: Speech) -> CentralSteps:
+    """The steps of training on `speech`."""
+    if not settings.counts_epochs:
+        return settings.count_steps(None)
+    return settings.count_steps(
+        count_epoch_steps(
+            speech.lengths,
+            batches=settings.batches_a_step,
+            max_seconds=settings.batch_seconds,
+            max_utterances=settings.batch_utterances,
+            ascending=settings.order == "ascending",
+        )
+    )
 
 
 def build_training_population(recipe: Recipe, store: Store) -> Population:

@@ -9,6 +9,7 @@ nothing survives a pass but the model: a resumed run repeats it to the bit.
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,17 +18,25 @@ from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import derive, torch_stream
 from sottovoce.config import Recipe, ServerPassSettings
 from sottovoce.data.audio.batches import BatchPiece
-from sottovoce.data.loading import DataPosition, Speech, StepData, iterate_steps, load_speech, prefetch
+from sottovoce.data.loading import (
+    DataPosition,
+    Speech,
+    StepData,
+    count_epoch_steps,
+    iterate_steps,
+    load_speech,
+    prefetch,
+)
 from sottovoce.data.population import Population
 from sottovoce.federated.round import AfterStep
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import accelerate_family
+from sottovoce.models.family import TrainingProgress, accelerate_family
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.optimisers.weights import Weights
 from sottovoce.training.central import StepSettings, train_step
-from sottovoce.training.disjointness import check_disjoint_recordings, check_disjoint_speakers, read_split_keys
+from sottovoce.training.disjointness import check_disjoint_recordings, check_disjoint_speakers
 from sottovoce.training.run_context import choose_dtype
-from sottovoce.training.run_data import SERVER_PASS, Split, list_split_rows
+from sottovoce.training.run_data import SERVER_PASS, People
 from sottovoce.training.start_model import split_trained_part
 
 
@@ -48,7 +57,7 @@ def build_server_pass(recipe: Recipe, start: Recogniser, speech: Speech, *, devi
         start.family,
         weights.working if recipe.federated.trainable is None else None,
         settings=start.settings,
-        steps=recipe.federated.steps * (settings.steps or 1),
+        steps=recipe.federated.steps * _count_steps(speech, settings),
         batch_seconds=settings.batch_seconds,
         device=device,
     )
@@ -63,11 +72,15 @@ def build_server_pass(recipe: Recipe, start: Recogniser, speech: Speech, *, devi
 
     def train(server_P: Tensor, step: int) -> dict[str, float]:
         weights.reset(server_P)
-        figures = []
+        figures, epoch = [], 0
         with closing(prefetch(_batches(speech, settings, seed=recipe.seed, step=step, device=device))) as batches:
             for number, loaded in enumerate(batches):
                 chance = partial(_chance, recipe.seed, step, number)
-                loss, norm, _ = train_step(weights, loaded.pieces, common, lr=settings.lr, chance=chance)
+                progress = TrainingProgress(number, epoch)  # of this pass, as a client counts its own
+                loss, norm, _ = train_step(
+                    weights, loaded.pieces, common, lr=settings.lr, chance=chance, progress=progress
+                )
+                epoch = loaded.following.epoch
                 figures.append(torch.stack([loss.detach(), norm]))
         found = torch.stack(figures)
         if not bool(found.isfinite().all()):
@@ -83,34 +96,42 @@ def _chance(seed: int, step: int, number: int, _: BatchPiece) -> torch.Generator
     return torch_stream(seed, "server pass", step, number)
 
 
+def _batching(settings: ServerPassSettings) -> dict[str, Any]:
+    return {
+        "max_seconds": settings.batch_seconds,
+        "max_utterances": settings.batch_utterances,
+        "ascending": settings.order == "ascending",
+    }
+
+
+def _count_steps(speech: Speech, settings: ServerPassSettings) -> int:
+    """Of one pass."""
+    if settings.epochs is None:
+        assert settings.steps is not None
+        return settings.steps
+    return settings.epochs * count_epoch_steps(speech.lengths, **_batching(settings))
+
+
 def _batches(
     speech: Speech, settings: ServerPassSettings, *, seed: int, step: int, device: torch.device
 ) -> Iterator[StepData]:
-    """So many steps, or epochs, of a shuffle that belongs to round `step`."""
+    """So many steps, or epochs; where they are shuffled, the shuffle belongs to round `step`."""
     own = derive(seed, "server pass batches", step)
-    endless = iterate_steps(
-        speech,
-        start=DataPosition(),
-        max_seconds=settings.batch_seconds,
-        max_utterances=settings.batch_utterances,
-        seed=own,
-        device=device,
-    )
+    endless = iterate_steps(speech, start=DataPosition(), seed=own, device=device, **_batching(settings))
     for number, loaded in enumerate(endless, start=1):
         yield loaded
         if number == settings.steps or loaded.following.epoch == settings.epochs:
             return
 
 
-def load_public_speech(recipe: Recipe, start: Recogniser, population: Population, split: Split) -> Speech:
-    """What the pass trains on; InputError where any of the `population` is in it, or it is empty."""
+def load_public_speech(recipe: Recipe, start: Recogniser, population: Population, people: People) -> Speech:
+    """What the pass trains on; InputError where any of the `population` is among its `people`, or it is empty."""
     settings = recipe.federated.server_pass
     assert settings is not None
-    where, rows = f"{SERVER_PASS}={settings.data}", list_split_rows(*split)
-    keys = read_split_keys(*split)
-    check_disjoint_speakers(where, keys, population, instead="the server trains on people who are not")
-    check_disjoint_recordings(where, split[0], rows, clients=population)
+    where = f"{SERVER_PASS}={settings.data}"
+    check_disjoint_speakers(where, people.keys, population, instead="the server trains on people who are not")
+    check_disjoint_recordings(where, people.store, people.rows, clients=population)
     longest = min(recipe.data.longest_seconds, settings.batch_seconds)
     return load_speech(
-        split[0], rows, start.tokens, family=start.family, settings=start.settings, longest_seconds=longest
+        people.store, people.rows, start.tokens, family=start.family, settings=start.settings, longest_seconds=longest
     )

@@ -37,13 +37,12 @@ from sottovoce.models.model_files import TOKENS, locate_model
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.settings import Mode
 from sottovoce.training.disjointness import (
-    Keys,
     check_disjoint_recordings,
     explain_missing_stores,
     read_population_keys,
 )
 from sottovoce.training.parent_model import ParentModel, find_enclosing_run, find_parent_model, find_token_parent
-from sottovoce.training.run_data import build_training_population, list_training_rows, open_named_store
+from sottovoce.training.run_data import Keys, build_training_population, list_training_rows, open_named_store
 from sottovoce.training.run_folder import CONFIG, INPUTS
 
 NOBODYS = "the alphabet of the language: nobody's texts"

@@ -13,7 +13,7 @@ from sottovoce.base.seeds import stream
 from sottovoce.data.audio.waveforms import Features, pack_waveforms, pad_tokens, pad_waveforms
 from sottovoce.models.attention_search import SearchOptions
 from sottovoce.models.crdnn.decoder import start_decoder, step_decoder, teacher_forced
-from sottovoce.models.crdnn.family import FAMILY, Draws, Options, adjust_draws, loss, search, unusable
+from sottovoce.models.crdnn.family import FAMILY, Draws, Options, adjust_draws, loss, measure, search, unusable
 from sottovoce.models.crdnn.network import encode
 from sottovoce.models.crdnn.settings import Settings, parameter_shapes, running_statistics
 from sottovoce.models.family import TrainingProgress
@@ -106,6 +106,18 @@ def test_ctc_is_left_out_when_its_epochs_are_over() -> None:
     alone = loss(parameters, golden_batch(0, 1), settings=replace(PLAIN, mu=1.0), draws=Draws(1))
     assert torch.equal(without, alone)
     assert torch.autograd.grad(without, parameters["ctc.weight"], allow_unused=True) == (None,)
+
+
+def test_the_validation_loss_is_that_of_the_decoder_alone() -> None:
+    """As in SpeechBrain's recipe, also while CTC is part of the training loss; the joint loss stands beside it."""
+    parameters, batch = own_weights(PLAIN), golden_batch(0, 1)
+    found = measure(parameters, batch, settings=PLAIN)
+    assert [*found] == ["loss", FAMILY.inspection.validation]
+    assert torch.equal(found["loss"], loss(parameters, batch, settings=PLAIN, draws=None))
+    alone = loss(parameters, batch, settings=replace(PLAIN, mu=1.0), draws=None)
+    torch.testing.assert_close(found[FAMILY.inspection.validation], alone, **CLOSE)
+    assert found["loss"] != alone
+    assert [*measure(parameters, batch, settings=replace(PLAIN, mu=0.0))] == ["loss"], "a decoder that is not trained"
 
 
 def test_ctc_alone_needs_no_decoder() -> None:

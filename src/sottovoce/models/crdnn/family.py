@@ -3,7 +3,7 @@
 Shapes: U utterances, T encoder steps, L tokens of the longest text, V tokens with the blank.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import attrgetter
@@ -45,6 +45,7 @@ from sottovoce.models.decoding import Hypothesis
 from sottovoce.models.family import (
     Family,
     FrontEnd,
+    Inspection,
     Parameters,
     Presentation,
     Recognition,
@@ -143,32 +144,46 @@ def loss(
 ) -> Tensor:
     """mu·CE + (1 − mu)·CTC (Gao et al., Eq. 3), or CE alone; `functions` are other ones for training."""
     if draws is None:
-        return _joint(parameters, features, settings=settings, with_ctc=True, training=False)
+        return _joint(_terms(parameters, features, settings=settings, mu=settings.mu, training=False))
+    mu = settings.mu if draws.with_ctc else 1.0
     with seeded_kernels(draws.seed, device=features.features_UTF.device):
-        return _joint(parameters, features, settings=settings, with_ctc=draws.with_ctc, training=True, **functions)
+        return _joint(_terms(parameters, features, settings=settings, mu=mu, training=True, **functions))
 
 
-def _joint(
+CROSS_ENTROPY = "cross_entropy"
+
+
+def measure(parameters: Parameters, features: Features, *, settings: Settings) -> dict[str, Tensor]:
+    """Besides the joint loss its CE alone, where that is trained: the validation loss of SpeechBrain's recipe."""
+    terms = _terms(parameters, features, settings=settings, mu=settings.mu, training=False)
+    own = {CROSS_ENTROPY: terms[CROSS_ENTROPY][1]} if CROSS_ENTROPY in terms else {}
+    return {"loss": _joint(terms), **own}
+
+
+def _joint(terms: Mapping[str, tuple[float, Tensor]]) -> Tensor:
+    return torch.stack([weight * term for weight, term in terms.values()]).sum()
+
+
+def _terms(
     parameters: Parameters,
     features: Features,
     *,
     settings: Settings,
-    with_ctc: bool,
+    mu: float,
     training: bool,
     encode: Callable[..., Encoded] = encode,
     log_probs: Callable[..., Tensor] = log_probs,
-) -> Tensor:
+) -> dict[str, tuple[float, Tensor]]:
+    """The parts of the loss that have a weight, each with it."""
     encoded = encode(parameters, features, settings=settings, training=training)
-    mu, parts = settings.mu if with_ctc else 1.0, []
+    terms, texts = {}, (features.tokens_UL, features.token_lengths_U)
     if mu > 0:
         inputs = (encoded.memory_UTD, encoded.lengths_U, features.tokens_UL)
         log_probs_ULV = log_probs(parameters, *inputs, settings=settings, dropout=settings.dropout if training else 0.0)
-        texts, smoothing = (features.tokens_UL, features.token_lengths_U), settings.label_smoothing
-        parts.append(mu * cross_entropy(log_probs_ULV, *texts, smoothing=smoothing))
+        terms[CROSS_ENTROPY] = (mu, cross_entropy(log_probs_ULV, *texts, smoothing=settings.label_smoothing))
     if mu < 1:
-        texts = (features.tokens_UL, features.token_lengths_U)
-        parts.append((1 - mu) * ctc.mean_ctc_loss_by_token(encoded.ctc_log_probs_UTV, encoded.lengths_U, *texts))
-    return torch.stack(parts).sum()
+        terms["ctc"] = (1 - mu, ctc.mean_ctc_loss_by_token(encoded.ctc_log_probs_UTV, encoded.lengths_U, *texts))
+    return terms
 
 
 def cross_entropy(log_probs_ULV: Tensor, tokens_UL: Tensor, token_lengths_U: Tensor, *, smoothing: float) -> Tensor:
@@ -325,4 +340,5 @@ FAMILY = Family(
         layer_count=attrgetter("layer_count"),
     ),
     training=Training(adjust_draws=adjust_draws, statistics=running_statistics, accelerate=accelerate),
+    inspection=Inspection(measure=measure, validation=CROSS_ENTROPY),
 )
