@@ -29,6 +29,8 @@ def shrink_recipe(recipe: Recipe, *, seed_model: str | None = None) -> Recipe:
     if recipe.reads_texts:
         content["tokens"] = {"kind": "characters"}
     content["model"] |= find_family(recipe.model.family).smoke_options
+    if recipe.evaluation is not None:
+        content["evaluation"]["beam_width"] = min(recipe.evaluation.beam_width, 3)
     if recipe.central is not None:
         content["central"] |= {"steps": 1, "batches": None, "batch_seconds": 8.0, "start_from": seed_model}
         content["central"] |= {"evaluate_every": 1, "checkpoint_every": 1}

@@ -13,7 +13,7 @@ from sottovoce.privacy.plugins import PLUGIN_KEYS
 from sottovoce.privacy.settings import Mode, Weighting
 
 # What of a recipe is sent to clients, and what is not: every setting is in one of the two.
-RECIPE, NOT_OF_RECIPE = ("seed", "data", "model", "federation"), ("about", "paper", "tokens", "central")
+RECIPE, NOT_OF_RECIPE = ("seed", "data", "model", "federation"), ("about", "paper", "tokens", "central", "evaluation")
 DATA = ("train", "people_seed", "longest_seconds")
 NOT_OF_DATA = ("store", "prepare", "seed_part", "part", "dev", "test")
 FEDERATION = (

@@ -34,7 +34,7 @@ from sottovoce.training.run_context import Outcome, RunContext, RunTarget, read_
 from sottovoce.training.run_data import compare_with_paper
 from sottovoce.training.run_folder import LEDGER, NO_EPSILON, POPULATION, RunFolder
 from sottovoce.training.start_model import count_communication, describe_part
-from sottovoce.training.testing import RankGroup, score_models
+from sottovoce.training.testing import RankGroup, describe_decoding, score_models
 from sottovoce.training.tokens import describe_tokens
 
 GROUPS = "groups.json"
@@ -142,6 +142,7 @@ def _results(federation: Federation, run: RunFolder, ended: LoopEnd, ranks: Rank
         "ended": ended.as_json(),
         "test": after,
         "start": {"test": before},
+        **describe_decoding(recipe),
         "privacy": build_privacy_report(settings, federation.plan, run),
         "communication": count_communication(federation.part, model_bits=settings.model_bits),
         **({} if of_clients is None else {"clients": of_clients}),
