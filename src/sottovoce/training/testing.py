@@ -252,7 +252,7 @@ def check_holdouts(recipe: Recipe, population: Population) -> None:
 def choose_shared_dev(recipe: Recipe, place: Split) -> SharedSpeech:
     """As many utterances of `place` as the recipe says: the same in all rounds, and in repeats with the same people.
 
-    By these all clients' models are weighted (Gao et al. 2022, as released).
+    By these all clients' models are weighted (Gao et al. 2022, as released, or by Eq. 10).
     """
     asked = recipe.federated.weighed_on
     assert asked is not None
@@ -260,7 +260,7 @@ def choose_shared_dev(recipe: Recipe, place: Split) -> SharedSpeech:
     try:
         chosen = select_utterances(store, split=split)
     except InputError as error:
-        raise InputError(f"federation.privacy.weighting=wer_released: {error}") from None
+        raise InputError(f"federation.privacy.weighting={recipe.federated.privacy.weighting}: {error}") from None
     spoken = [(row, text) for row, text in zip(chosen.rows.tolist(), chosen.references, strict=True) if text.split()]
     rows = np.array([row for row, _ in spoken], dtype=np.int64)
     order = keyed_order(utterance_keys(store, rows), derive(recipe.people_seed, "shared dev"), "utterances")
