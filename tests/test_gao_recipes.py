@@ -9,6 +9,7 @@ import pytest
 from sottovoce.config import Recipe, Suite, load_experiment, load_recipe, recipe_names
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.data.loading import count_epoch_steps
+from sottovoce.evaluation.decoder import DecodingOptions
 from sottovoce.models.family import find_family
 
 ROOM = "gao2022/"
@@ -38,6 +39,8 @@ LOCAL: dict[str, Any] = {
     "proximal": None,
 }
 
+SEARCH = DecodingOptions(beam_width=80, ctc_weight=0.0, temperature=1.5, end_threshold=1.5, longest_shift=140)
+
 
 def federated() -> list[tuple[str, str, str, float]]:
     return [
@@ -55,6 +58,7 @@ def check_shared(recipe: Recipe) -> None:
     model = recipe.model
     assert (model.family, model.size, model.norm, model.dropout) == ("crdnn", "gao", "batch", 0.15)
     assert (model.mu, model.label_smoothing, model.as_released) == (0.7, 0.1, False)
+    assert recipe.decoding == SEARCH
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

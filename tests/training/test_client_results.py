@@ -1,6 +1,7 @@
 """Clients before and after a run, each on its own held-out speech: the numbers, whose they are, and who may ask."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from sottovoce.data.store import Store
 from sottovoce.evaluation.error_rates import compute_wer
 from sottovoce.evaluation.recognise import recognise_utterances
 from sottovoce.models.recogniser import load_recogniser
+from sottovoce.report.summary import write_report
 from sottovoce.training.client_wer import choose_clients_to_test, group_by_seconds, summarise_clients
 from sottovoce.training.run import run_recipe
 from sottovoce.training.run_context import Outcome, RunContext
@@ -36,9 +38,11 @@ def client_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(recipe: Path, changes: list[str], stores: Path, out: Path) -> Outcome:
+def run(
+    recipe: Path, changes: list[str], stores: Path, out: Path, say: Callable[[str], None] = lambda _: None
+) -> Outcome:
     torch.set_num_threads(1)
-    around = RunContext(runs=out.parent / "runs", stores=stores, device=CPU)
+    around = RunContext(runs=out.parent / "runs", stores=stores, device=CPU, say=say)
     return run_recipe(load_recipe(str(recipe), [*SHORT, *changes]), out=out, resume=False, context=around)
 
 
@@ -128,6 +132,30 @@ def test_clients_without_held_out_speech_are_counted(recipe: Path, tmp_path: Pat
     found = told(run(recipe, ASKED, tmp_path, tmp_path / "run"))
     assert (found["clients"], found["without_holdout"]) == (0, 9)
     assert "per_client" not in found
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "wer"])
+def test_clients_too_small_to_hold_out_train_and_are_announced(weighting: str, recipe: Path, tmp_path: Path) -> None:
+    """Weighted by WER, a cohort of them once ended the run."""
+    pack_tones(tmp_path / "tones", letters=(2, 3), utterances=3)
+    lines: list[str] = []
+    changes = [*ASKED, f"federation.privacy.weighting={weighting}"]
+    outcome = run(recipe, changes, tmp_path, tmp_path / "run", lines.append)
+    weighs = ", weigh the mean of those of their cohort that do" if weighting == "wer" else ""
+    said = f"they hold out nothing, train on all that they have{weighs} and are not tested"
+    assert f"9 of 9 clients have fewer than 4 utterances: {said}" in lines
+    rounds = [json.loads(line) for line in (outcome.folder / "diagnostics.jsonl").read_text().splitlines()]
+    assert [one["dropped"] for one in rounds if "dropped" in one] == [{}, {}]
+    left_out = json.loads((outcome.folder / "population.json").read_text())["left_out"]
+    assert left_out["clients_without_holdout"] == 9
+    notes = write_report({"run": outcome.folder}, tmp_path, title="Run").notes
+    assert "run: 9 of 9 clients hold out nothing and are not tested" in notes
+
+
+def test_where_all_hold_something_out_nothing_is_said(recipe: Path, client_stores: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+    run(recipe, ASKED, client_stores, tmp_path / "run", lines.append)
+    assert not any("hold out" in line for line in lines)
 
 
 def test_shares_and_means_by_hand() -> None:

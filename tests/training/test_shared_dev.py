@@ -21,6 +21,7 @@ from sottovoce.training.testing import choose_shared_dev
 CPU = torch.device("cpu")
 PLAIN = ["federation.privacy.noise_multiplier=0", "federation.privacy.adaptive=null"]
 BY_WER = [*PLAIN, "federation.privacy.weighting=wer_released"]
+BY_EQ_10 = [*PLAIN, "federation.privacy.weighting=wer"]
 BY_LOSS = [*PLAIN, "federation.privacy.weighting=loss_released", "federation.local.local_steps=null"]
 SHORT = ["federation.steps=2", "federation.evaluate_every=2", "federation.checkpoint_every=2"]
 Run = Callable[..., Outcome]
@@ -59,8 +60,9 @@ def test_a_run_by_the_loss_of_the_last_epoch_ends(run: Run) -> None:
     assert run(*BY_LOSS, "federation.local.local_epochs=2").results is not None
 
 
-def test_a_place_of_its_own_is_read_and_remembered(run: Run) -> None:
-    found = run(*BY_WER, "federation.shared_dev={data: 'public:dev', utterances: 3}")
+@pytest.mark.parametrize("weighting", [BY_WER, BY_EQ_10])
+def test_a_place_of_its_own_is_read_and_remembered(weighting: list[str], run: Run) -> None:
+    found = run(*weighting, "federation.shared_dev={data: 'public:dev', utterances: 3}")
     inputs = json.loads((found.folder / "inputs.json").read_text())
     assert inputs["federation.shared_dev digest"] != inputs["data.dev digest"]
 
@@ -95,6 +97,7 @@ def test_so_many_utterances_are_the_same_for_all_rounds_and_repeats(
             [*BY_WER, "federation.shared_dev={data: 'silent:dev'}"],
             "weighting=wer_released: nothing to score in",
         ),
+        ([*BY_EQ_10, "federation.shared_dev={data: 'silent:dev'}"], "weighting=wer: nothing to score in"),
         ([*BY_WER, "federation.shared_dev={data: 'public:nowhere'}"], "no split='nowhere'"),
         (
             [*BY_WER, "federation.shared_dev={data: train}"],
@@ -105,9 +108,12 @@ def test_so_many_utterances_are_the_same_for_all_rounds_and_repeats(
             "shared_dev.data=test is in data.test, what the model is judged",
         ),
         ([*BY_WER, "federation.shared_dev={utterances: 0}"], "greater than or equal to 1"),
-        ([*PLAIN, "federation.shared_dev={}"], "shared_dev with privacy.weighting=uniform: only wer_released reads it"),
+        (
+            [*PLAIN, "federation.shared_dev={}"],
+            "shared_dev with privacy.weighting=uniform: only wer and wer_released read it",
+        ),
         (BY_LOSS[:-1], "loss_released is the loss of the last local epoch: expected local.local_epochs"),
-        ([*PLAIN, "federation.privacy.weighting=wer"], "held-out speech: expected clients.holdout"),
+        ([*PLAIN, "federation.privacy.weighting=wer"], "expected clients.holdout or shared_dev"),
     ],
 )
 def test_mistakes_are_one_line(changes: list[str], message: str, run: Run, tmp_path: Path) -> None:
@@ -146,6 +152,15 @@ def test_settings_of_batches_that_came_later_are_written_only_where_they_are_giv
     written = as_yaml(load_recipe(str(federated_recipe), changes))
     assert "batch_utterances: 8" in written
     assert "order: ascending" in written
+
+
+def test_by_equation_10_it_is_read_where_it_is_given_and_not_otherwise(federated_recipe: Path) -> None:
+    own = load_recipe(str(federated_recipe), [*BY_EQ_10, "federation.clients.holdout=0.5"])
+    assert own.federated.weighed_on is None
+    both = load_recipe(
+        str(federated_recipe), [*BY_EQ_10, "federation.clients.holdout=0.5", "federation.shared_dev={utterances: 7}"]
+    )
+    assert both.federated.weighed_on == both.federated.shared_dev is not None
 
 
 def test_a_smoke_run_has_little_of_it(federated_recipe: Path) -> None:

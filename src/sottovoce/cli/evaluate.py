@@ -57,6 +57,7 @@ def evaluate(
     from sottovoce.models.recogniser import load_recogniser
     from sottovoce.report.evaluation_figure import draw_evaluation
     from sottovoce.training.ledger_check import check_model_of_run
+    from sottovoce.training.testing import read_run_decoding
 
     if plot is not None:
         check_plot(plot)
@@ -106,6 +107,8 @@ def evaluate(
         print_line(f"{speed} ({result.audio_seconds / elapsed:,.0f} × real time)")
     if plot is not None:
         draw_evaluation(result, plot, title=f"{model.name} on {result.store}" + (f", {split}" if split else ""))
+    if decoding == DecodingOptions() and (others := read_run_decoding(model)) is not None:
+        print_line(f"decoded greedily; the test WERs in the run's own results are by {others}")
     if result.collapsed:
         print_line(format_collapsed(result.collapsed, result.utterances))
     if line := describe_store_band(store, chosen.rows):

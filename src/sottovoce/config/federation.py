@@ -208,10 +208,11 @@ class ServerPassSettings(Section):
 
 
 class SharedDevSettings(Section):
-    """The speech on which every client's model is scored where `privacy.weighting` is `wer_released`.
+    """The speech on which every client's model is scored where `privacy.weighting` is `wer_released` or `wer`.
 
-    `data` None is `data.dev`. Each client of each round recognises `utterances` of it, drawn once and the same for all;
-    None takes the whole, as the released code does, which takes longer than training on little speech.
+    Without it, `wer` (Eq. 10 of Gao et al. 2022) is measured on clients' held-out speech. `data` None is `data.dev`.
+    Each client of each round recognises `utterances` of it, drawn once and the same for all; None takes the whole, as
+    the released code does, which takes longer than training on little speech.
     """
 
     data: PathText | None = None
@@ -294,14 +295,17 @@ class FederationSettings(Section):
     def _check_weighting(self) -> None:
         """Every client must have what its weight is measured by."""
         weighting = self.privacy.weighting
-        if weighting is Weighting.WER and self.clients.holdout is None:
-            raise ValueError("privacy.weighting=wer is measured on clients' held-out speech: expected clients.holdout")
+        if weighting is Weighting.WER and self.clients.holdout is None and self.shared_dev is None:
+            raise ValueError(
+                "privacy.weighting=wer is measured on clients' held-out speech, or on speech that all share: expected "
+                "clients.holdout or shared_dev"
+            )
         if weighting is Weighting.LOSS_RELEASED and self.local.local_epochs is None:
             raise ValueError(
                 "privacy.weighting=loss_released is the loss of the last local epoch: expected local.local_epochs"
             )
-        if weighting is not Weighting.WER_RELEASED and self.shared_dev is not None:
-            raise ValueError(f"shared_dev with privacy.weighting={weighting}: only wer_released reads it")
+        if weighting not in (Weighting.WER, Weighting.WER_RELEASED) and self.shared_dev is not None:
+            raise ValueError(f"shared_dev with privacy.weighting={weighting}: only wer and wer_released read it")
 
     @property
     def measured(self) -> Measured | None:
@@ -321,4 +325,5 @@ class FederationSettings(Section):
     @property
     def weighed_on(self) -> SharedDevSettings | None:
         """The shared speech that clients are weighted by; None where they are not."""
-        return (self.shared_dev or SharedDevSettings()) if self.privacy.weighting is Weighting.WER_RELEASED else None
+        is_released = self.privacy.weighting is Weighting.WER_RELEASED
+        return SharedDevSettings() if is_released and self.shared_dev is None else self.shared_dev

@@ -10,11 +10,13 @@ from sottovoce.config.sections import (
     Augmentation,
     CentralSettings,
     DataSettings,
+    EvaluationSettings,
     ModelSection,
     PathText,
     Section,
     TokenSettings,
 )
+from sottovoce.evaluation.decoder import USUAL, DecodingOptions
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.federated.client import LocalTraining
 from sottovoce.models.family import find_family
@@ -44,6 +46,8 @@ class Recipe(Section):
 
     unwritten = frozenset({"parent_overrides"})
 
+    unwritten = frozenset({"evaluation"})
+
     about: str
     paper: Paper | None = None
     seed: int = 1
@@ -53,6 +57,7 @@ class Recipe(Section):
     model: ModelSection = Field(default_factory=dict, validate_default=True)
     central: CentralSettings | None = None
     federation: FederationSettings | None = None
+    evaluation: EvaluationSettings | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
@@ -112,6 +117,11 @@ class Recipe(Section):
             if self.data.place(data) in map(self.data.place, places):
                 whose = "the clients' speech" if what == "data.train" else "what the model is judged by"
                 raise ValueError(f"{key}={data} is in {what}, {whose}: expected other people's")
+
+    @property
+    def decoding(self) -> DecodingOptions:
+        """How the test sets are decoded."""
+        return USUAL if self.evaluation is None else self.evaluation.options()
 
     @property
     def people_seed(self) -> int:

@@ -28,7 +28,10 @@ from pydantic import (
 from sottovoce.data.audio.augment import FASTEST, SLOWEST, NarrowBandSettings, NoiseSettings, SpecAugmentSettings
 from sottovoce.data.speakers import SeedPart
 from sottovoce.data.text.tokens import DEFAULT_PIECES
+from sottovoce.evaluation.decoder import DecodingOptions
 from sottovoce.evaluation.measures import MeasureName
+from sottovoce.models.attention_search import MOST_FRAMES
+from sottovoce.models.decoding import MOST_WIDTH
 from sottovoce.models.family import DEFAULT, find_family
 from sottovoce.optimisers import NewBob, Optimiser, Schedule, build_optimiser, build_schedule
 
@@ -71,6 +74,22 @@ def _check_path(text: str) -> str:
 
 
 PathText = Annotated[str, AfterValidator(_check_path)]
+
+
+class EvaluationSettings(Section):
+    """How the test sets are decoded; without it, greedily. Dev speech in training is always decoded greedily.
+
+    Names and meanings are those of `sottovoce evaluate`: what is None is the family's usual value for a beam search.
+    """
+
+    beam_width: int = Field(ge=1, le=MOST_WIDTH)
+    ctc_weight: float | None = Field(default=None, ge=0, le=1)
+    temperature: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    end_threshold: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    longest_shift: int | None = Field(default=None, ge=1, le=MOST_FRAMES)
+
+    def options(self) -> DecodingOptions:
+        return DecodingOptions(**self.model_dump())
 
 
 class SyntheticCorpus(Section):

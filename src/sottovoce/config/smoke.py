@@ -30,6 +30,8 @@ def shrink_recipe(recipe: Recipe, *, seed_model: str | None = None, tokens_from:
     if recipe.reads_texts:
         content["tokens"] = {"kind": "characters", "take_from": tokens_from}
     content["model"] |= find_family(recipe.model.family).smoke_options
+    if recipe.evaluation is not None:
+        content["evaluation"]["beam_width"] = min(recipe.evaluation.beam_width, 3)
     if recipe.central is not None:
         content["central"] |= {"steps": 1, "epochs": None, "batches": None, "batch_seconds": 8.0}
         content["central"] |= {"start_from": seed_model}

@@ -81,7 +81,8 @@ def cap_utterances(store: UserIndex, utterances: Groups, *, max_samples: int, se
 def holdout_size(count: int, *, holdout: float) -> int:
     """How many of a client's `count` utterances are held out: the share rounded down, but at least 2.
 
-    A client with fewer than 4 utterances has no hold-out, or it would test on more than it learns from.
+    A client with fewer than 4 utterances has no hold-out, or it would test on more than it learns from. It trains on
+    all of them and is counted (`LeftOut.clients_without_holdout`); `federated.weighting` says what it weighs.
     """
     return max(HELD_OUT_AT_LEAST, math.floor(exact_fraction(holdout) * count)) if count >= HOLDOUT_NEEDS else 0
 

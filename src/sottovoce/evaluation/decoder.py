@@ -58,6 +58,17 @@ class DecodingOptions:
         names = ("ctc_weight", "temperature", "end_threshold", "longest_shift")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
+    def as_text(self) -> str:
+        """In a few words, for records and tables; the file names of language models and word lists are left out.
+
+        >>> DecodingOptions(beam_width=80, temperature=1.5).as_text()
+        'beam 80, temperature 1.5'
+        """
+        words = [] if self.beam_width is None else [f"beam {self.beam_width}"]
+        words += ["CTC"] if self.by_ctc else []
+        words += [f"{name.replace('_', ' ')} {value:g}" for name, value in self.search_settings().items()]
+        return ", ".join(words) or "greedy"
+
 
 USUAL = DecodingOptions()
 

@@ -82,6 +82,7 @@ class LocalClients:
         self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
     ) -> CohortSum:
         part = sum_part(self._engine, server_P, cohort, plan=plan, step=step, positions=positions)
+        part.weighted.settle()
         return CohortSum(part.total, part.weighted.denominator, part.within, diagnostics=part.diagnostics)
 
     def close(self) -> None:
@@ -90,7 +91,7 @@ class LocalClients:
 
 @dataclass(frozen=True, eq=False)
 class PartialSum:
-    """The sum of some clients of a cohort, in units that the rest of it may yet change (`WeightedSum`)."""
+    """The sum of some clients of a cohort, in units that the rest of it may yet change (`WeightedSum`): not settled."""
 
     total: Tensor
     weighted: WeightedSum
@@ -120,6 +121,9 @@ def sum_part(
                 diagnostics.add_summed(summed, trained)
             continue
         stats = plan.accumulate(total, trained.update, weight=as_accumulated(weight, trained.update))
+        apart = [float(weighted.has_no_wer(client)) for client in trained.figures]
+        if any(apart):
+            plan.accumulate(weighted.apart, trained.update, weight=as_accumulated(apart, trained.update))
         within += float(centred_count(stats)) if plan.settings.adaptive is not None else 0.0
         if diagnostics is not None:
             diagnostics.add(stats, trained)

@@ -39,6 +39,8 @@ class _Part:
 
     heaviest: float
     weight: float
+    measured: int
+    unmeasured: int
     within: float
     interrupted: bool
     diagnostics: RoundDiagnostics | None
@@ -62,6 +64,9 @@ class ClientsOverRanks:
         parts = self._hand_over(part, interrupted=False)  # of itself the first one knows without
         heaviest = part.weighted.heaviest
         part.weighted.weight = math.fsum(each.weight * _scale(each.heaviest, heaviest) for each in parts)
+        part.weighted.measured = sum(each.measured for each in parts)
+        part.weighted.unmeasured = sum(each.unmeasured for each in parts)
+        part.weighted.settle()
         diagnostics = [each.diagnostics for each in parts if each.diagnostics is not None]
         return CohortSum(
             part.total,
@@ -98,6 +103,8 @@ class ClientsOverRanks:
         own = _Part(
             weighted.heaviest,
             weighted.weight,
+            weighted.measured,
+            weighted.unmeasured,
             part.within,
             interrupted,
             None if part.diagnostics is None else part.diagnostics.on_host(),
@@ -106,6 +113,8 @@ class ClientsOverRanks:
         # Where weights are shares of the cohort, each sum is in units of its own heaviest client so far.
         weighted.rescale(self._processes.all_reduce_max(weighted.heaviest))
         self._processes.reduce(part.total)
+        if weighted.may_sum_apart and self._processes.all_reduce_max(weighted.unmeasured):
+            self._processes.reduce(weighted.apart)
         return parts
 
 

@@ -6,7 +6,7 @@ cohort are possible too:
 
     utterances, seconds    ω_k = n_k / Σ n            FedAvg (McMahan et al. 2017)
     loss                   ω = softmax(−loss)         Gao et al. 2022, Eq. 9
-    wer                    ω = softmax(1 − WER)       Gao et al. 2022, Eq. 10
+    wer                    ω = softmax(1 − WER)       Gao et al. 2022, Eq. 10: on clients' held-out or shared speech
     loss_released          ω ∝ exp(−loss)             their released code: of the last local epoch
     wer_released           ω ∝ exp(100 − WER in %)    their released code: on shared speech, at most 100 %
 
@@ -16,6 +16,10 @@ client has nearly all of the weight.
 All of these are exp(score) divided by its sum over the cohort, so they can be summed client by client: the sum is kept
 in units of the heaviest client so far, and scaled down whenever a heavier one comes. Losses and WERs are measured only
 where the weighting needs them.
+
+A client that holds out nothing has no WER. It weighs the mean of those of its cohort that have one: 1/n of a round of n
+clients, as without weights, and Eq. 10 divides the rest among the others. Any WER in its place would favour people with
+little speech, or put them at a disadvantage, for nothing that was measured. Where nobody has one all weigh the same.
 
 Shapes: L local steps.
 """
@@ -27,7 +31,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sottovoce.base.errors import InputError
 from sottovoce.data.population import Client
 from sottovoce.evaluation.error_rates import compute_wer
 from sottovoce.evaluation.recognise import recognise_utterances
@@ -42,7 +45,8 @@ from sottovoce.privacy.settings import Weighting
 class ClientFigures:
     """What a client's weight may depend on, and how many of its utterances could not be used, by reason. Private.
 
-    `loss` and `wer` are measured as the weighting asks (`federated.measured`), and only where it does.
+    `loss` and `wer` are measured as the weighting asks (`measured_loss`, `measured_wer`), and only where it does; `wer`
+    is None also where a client has nothing that it could be measured on.
     """
 
     utterances: int
@@ -73,23 +77,45 @@ def shares_cohort(plan: Plan) -> bool:
 
 
 class WeightedSum:
-    """A running sum of weighted updates; `weigh` before each one, `denominator` at the end."""
+    """A running sum of weighted updates; `weigh` before each one, `settle` after the last, then `denominator`.
+
+    Whoever `has_no_wer` is summed apart, unweighted: what they weigh is known when all others are (`settle`).
+    """
 
     def __init__(self, plan: Plan, total: Tensor) -> None:
         self._plan, self._total = plan, total
         self._shares = shares_cohort(plan)
         self.heaviest = -math.inf  # the largest score so far
         self.weight = 0.0  # Σ exp(score − heaviest)
+        self.measured = self.unmeasured = 0  # clients
+        self._apart: Tensor | None = None
+
+    @property
+    def may_sum_apart(self) -> bool:
+        """Whether some clients may have no WER."""
+        return self._shares and self._plan.settings.weighting is Weighting.WER
+
+    @property
+    def apart(self) -> Tensor:
+        """Σ of the updates of clients without a WER, [P]."""
+        if self._apart is None:
+            self._apart = self._plan.new_total(device=self._total.device)
+        return self._apart
+
+    def has_no_wer(self, client: ClientFigures) -> bool:
+        return self.may_sum_apart and client.wer is None
 
     def weigh(self, clients: Sequence[ClientFigures]) -> list[float]:
-        """ω of the next clients, each in [0, 1]."""
+        """ω of the next clients, each in [0, 1]; 0 for those that are summed apart."""
         weighting = self._plan.settings.weighting
         if self._plan.settings.weights is not None:
             return [self._plan.weigh(client) for client in clients]
         if not self._shares:
             by_seconds = weighting is Weighting.SECONDS
             return [self._plan.weight(client.seconds if by_seconds else float(client.utterances)) for client in clients]
-        scores = [SCORES[weighting](client) for client in clients]
+        scores = [-math.inf if self.has_no_wer(client) else SCORES[weighting](client) for client in clients]
+        apart = sum(self.has_no_wer(client) for client in clients)
+        self.unmeasured, self.measured = self.unmeasured + apart, self.measured + len(clients) - apart
         self.rescale(max((score for score in scores if math.isfinite(score)), default=-math.inf))
         weights = [math.exp(score - self.heaviest) if math.isfinite(score) else 0.0 for score in scores]
         self.weight += math.fsum(weights)
@@ -102,6 +128,13 @@ class WeightedSum:
             self._total.mul_(factor)
             self.weight *= factor
             self.heaviest = score
+
+    def settle(self) -> None:
+        """Add those that were summed apart, once all clients have come, each with the mean weight of the others."""
+        if self.unmeasured:
+            mean = self.weight / self.measured if self.measured else 1.0
+            self._total.add_(self.apart, alpha=mean)
+            self.weight += self.unmeasured * mean
 
     @property
     def denominator(self) -> float:
@@ -130,17 +163,20 @@ def last_epoch(losses_L: Tensor, context: ClientContext) -> Tensor:
 def measured_wer(
     parameters: Parameters, client: Client, context: ClientContext, *, device: torch.device
 ) -> float | None:
-    """WER of a locally trained model on the client's held-out utterances (Gao et al., Eq. 10), or on shared ones."""
-    if context.weighting is Weighting.WER:
-        store, rows = context.store, client.held_out
-        if not len(rows):
-            raise InputError(f"client {client.id} has no held-out utterances to be weighted by")
-        texts: Sequence[str] = [store.utterance(row).text or "" for row in rows.tolist()]
-    elif context.weighting is Weighting.WER_RELEASED:
-        assert context.shared_dev is not None, "weighting=wer_released without shared speech"
+    """WER of a locally trained model on speech that all clients share, or else on the client's held-out utterances.
+
+    Decoded greedily. None where no weight depends on it, and for a client that holds out no word.
+    """
+    if context.weighting not in (Weighting.WER, Weighting.WER_RELEASED):
+        return None
+    if context.shared_dev is not None:
         store, rows, texts = context.shared_dev.store, context.shared_dev.rows, context.shared_dev.texts
     else:
-        return None
+        assert context.weighting is Weighting.WER, "weighting=wer_released without shared speech"
+        store, rows = context.store, client.held_out
+        texts = tuple(store.utterance(row).text or "" for row in rows.tolist())
+        if not any(text.split() for text in texts):
+            return None
     whole = context.frozen.with_trained(parameters)
     recogniser = Recogniser(context.family, context.model, context.tokens, whole, store.language)
     return compute_wer(texts, recognise_utterances(recogniser, store, rows, device=device))

@@ -38,7 +38,7 @@ class Weighting(StrEnum):
     UTTERANCES = "utterances"
     SECONDS = "seconds"
     LOSS = "loss"  # of all local steps
-    WER = "wer"  # on the client's own held-out speech
+    WER = "wer"  # on the client's own held-out speech, or on speech that all clients share
     LOSS_RELEASED = "loss_released"  # of the last local epoch
     WER_RELEASED = "wer_released"  # on speech that all clients share
 

@@ -25,6 +25,7 @@ RUN_FACTS: dict[str, Callable[[RunRecord], str]] = {
     "server": lambda run: _server(run),
     "clipping": lambda run: _clipping(run),
     "noise": lambda run: _noise(run),
+    "decoding of test sets": lambda run: show_text(run.results.get("decoding")),
     "engine": lambda run: ": ".join(show_text(run.engine[k]) for k in ("engine", "why") if k in run.engine) or NOTHING,
     "commit": lambda run: show_text(short_commit(run)),
     "hardware": lambda run: _hardware(run),

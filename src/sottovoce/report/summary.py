@@ -191,7 +191,7 @@ def _population(privacy: Record, accountant: Accountant) -> str:
 
 def _notes(runs: Sequence[RunRecord], accountant: Accountant) -> Iterator[str]:
     for run in runs:
-        for note in (*_collapsed(run), *(_privacy_notes(run) if run.privacy else ())):
+        for note in (*_testing_notes(run), *(_privacy_notes(run) if run.privacy else ())):
             yield f"{run.label}: {note}"
     found = [run.privacy for run in runs if run.privacy]
     if any(privacy["epsilon_rdp"] is not None for privacy in found):
@@ -203,8 +203,13 @@ def _notes(runs: Sequence[RunRecord], accountant: Accountant) -> Iterator[str]:
         )
 
 
-def _collapsed(run: RunRecord) -> Iterator[str]:
-    """The test sets on which an attention decoder often stopped early."""
+def _testing_notes(run: RunRecord) -> Iterator[str]:
+    """How test sets were decoded, those on which an attention decoder often stopped early, and clients not tested."""
+    if (decoding := run.results.get("decoding")) is not None:
+        yield f"test sets are decoded by {decoding}"
+    of_clients = {} if run.is_release else run.results.get("clients") or {}
+    if missing := of_clients.get("without_holdout"):
+        yield f"{missing:,} of {of_clients['population_size']:,} clients hold out nothing and are not tested"
     for name, test in run.results.get("test", {}).items():
         if test.get("collapsed") and test["collapsed"] >= MANY_COLLAPSED * test["utterances"]:
             yield f"{format_collapsed(test['collapsed'], test['utterances'])} of {name}"

@@ -66,7 +66,7 @@ from sottovoce.training.run_context import (
 from sottovoce.training.run_data import RunData, count_central_steps, load_training_speech
 from sottovoce.training.run_folder import RunFolder
 from sottovoce.training.start_model import init_start_model
-from sottovoce.training.testing import RankGroup, choose_measure, score_models
+from sottovoce.training.testing import RankGroup, choose_measure, describe_decoding, score_models
 from sottovoce.training.tokens import choose_tokens, load_taken_tokens
 
 
@@ -333,7 +333,7 @@ def run_central(recipe: Recipe, target: RunTarget, *, context: RunContext, proce
         best = load_recogniser(run.best)
         ranks = RankGroup.of(ALONE, best, data, context.device)
         (tested,) = score_models([best], recipe, data.tests, ranks)
-        return write_results(run, {"model": dict(best.about), "test": tested})
+        return write_results(run, {"model": dict(best.about), "test": tested, **describe_decoding(recipe)})
 
 
 def _assemble_central(recipe: Recipe, data: RunData, context: RunContext) -> CentralTraining:

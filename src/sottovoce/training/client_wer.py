@@ -155,7 +155,7 @@ def score_clients(
 ) -> dict[str, Any] | None:
     """What `results.json` says of the clients under the `start` model and the `best` one; None where none is asked for.
 
-    Rates are shares (0.05 is five per cent), and each client counts once in a mean.
+    Rates are shares (0.05 is five per cent), and each client counts once in a mean. They are decoded as test sets are.
     """
     if recipe.federated.test_clients is None:
         return None
@@ -172,7 +172,9 @@ def score_clients(
         return common
     store = population.store
     assert isinstance(store, Store)
-    before_C4, after_C4 = (_counts(tested, ranks.recognise(model, store, tested.rows)) for model in (start, best))
+    before_C4, after_C4 = (
+        _counts(tested, ranks.recognise(model, store, tested.rows, decoding=recipe.decoding)) for model in (start, best)
+    )
     before_C, after_C = compute_rates(before_C4), compute_rates(after_C4)
     seconds_C = np.array([client.seconds for client in tested.clients])
     order = np.lexsort((seconds_C, before_C, after_C))

@@ -31,10 +31,10 @@ from sottovoce.training.recorded_files import digest_final_files, digest_signed_
 from sottovoce.training.records import NO_EVENTS
 from sottovoce.training.remote_clients import DEPARTURES, RemoteClients
 from sottovoce.training.run_context import Outcome, RunContext, RunTarget, read_finished, write_results
-from sottovoce.training.run_data import compare_with_paper
+from sottovoce.training.run_data import compare_with_paper, describe_clients_without_holdout
 from sottovoce.training.run_folder import LEDGER, NO_EPSILON, POPULATION, RunFolder
 from sottovoce.training.start_model import count_communication, describe_part
-from sottovoce.training.testing import RankGroup, score_models
+from sottovoce.training.testing import RankGroup, describe_decoding, score_models
 from sottovoce.training.tokens import describe_tokens
 
 GROUPS = "groups.json"
@@ -110,6 +110,8 @@ def _announce(federation: Federation) -> None:
     recipe, settings, plan, context = federation.recipe, federation.settings, federation.plan, federation.context
     if settings.trainable is not None:
         context.say(describe_part(federation.part, model_bits=settings.model_bits))
+    if not federation.is_release and (small := describe_clients_without_holdout(recipe, federation.population)):
+        context.say(small)
     beside = None if context.stand_in else compare_with_paper(recipe, clients=plan.settings.population_size)
     is_others = context.stand_in and plan.settings.z > 0
     promised = (NO_EPSILON,) if is_others else (*plan.warnings, settings.guarantee(plan))
@@ -142,6 +144,7 @@ def _results(federation: Federation, run: RunFolder, ended: LoopEnd, ranks: Rank
         "ended": ended.as_json(),
         "test": after,
         "start": {"test": before},
+        **describe_decoding(recipe),
         "privacy": build_privacy_report(settings, federation.plan, run),
         "communication": count_communication(federation.part, model_bits=settings.model_bits),
         **({} if of_clients is None else {"clients": of_clients}),

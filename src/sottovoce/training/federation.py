@@ -20,6 +20,7 @@ from sottovoce.base.digests import safetensors_digest
 from sottovoce.base.errors import InputError
 from sottovoce.base.signatures import PrivateKey
 from sottovoce.config import FederationSettings, as_yaml
+from sottovoce.evaluation.decoder import DecodingOptions
 from sottovoce.evaluation.measures import CTC_WER, LOSS, Score, score_from_figures
 from sottovoce.federated.client_stream import EXHAUSTED
 from sottovoce.federated.cohort import LocalClients
@@ -296,7 +297,7 @@ class FederatedLoop(Loop):
         if measure is LOSS:
             score, figures = score_from_figures(self._ranks.mean_figures(model, store, split=split))
             return score, {**figures, **self._score_tests(model)}
-        result = self._ranks.evaluate(model, store, split=split, by_ctc=measure is CTC_WER)
+        result = self._ranks.evaluate(model, store, split=split, decoding=DecodingOptions(by_ctc=measure is CTC_WER))
         figures = {**record_collapses(result, self._say), **self._score_tests(model)}
         return Score(measure, result.wer), figures
 
@@ -306,7 +307,7 @@ class FederatedLoop(Loop):
             return {}
         tests = self._federation.data.tests
         rates = {
-            checkpoint_name: self._ranks.evaluate(model, s, split=split).wer
+            checkpoint_name: self._ranks.evaluate(model, s, split=split, decoding=self._recipe.decoding).wer
             for checkpoint_name, (s, split) in tests.items()
         }
         return {"test_wer": rates}

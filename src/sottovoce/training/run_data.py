@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import derive
 from sottovoce.config import CentralSettings, CentralSteps, ManifestCorpus, Recipe, SyntheticCorpus
+from sottovoce.data.client_utterances import HOLDOUT_NEEDS
 from sottovoce.data.corpora import synthetic, tsv
 from sottovoce.data.corpora.listing import hold_out_speakers
 from sottovoce.data.loading import Rows, Speech, count_epoch_steps, load_speech
 from sottovoce.data.population import Population, PopulationSettings, build_population
 from sottovoce.data.store import PackingProgress, Store, pack_corpus
 from sottovoce.models.recogniser import Recogniser
+from sottovoce.privacy.settings import Weighting
 from sottovoce.training.agreement import Facts, HiddenDigest
 
 SERVER_PASS = "federation.server_pass.data"
@@ -235,6 +237,23 @@ def compare_with_paper(recipe: Recipe, *, clients: int) -> str | None:
     share = f"{100 * (clients - theirs) / theirs:+.2g}".replace("-", "\N{MINUS SIGN}")
     counted = ": q = S/K and ε are worked out for those there are" if recipe.federated.privacy.adds_noise else ""
     return f"{clients:,} clients, {more} than in the paper ({theirs:,}; {share} %){counted}"
+
+
+def describe_clients_without_holdout(recipe: Recipe, population: Population) -> str | None:
+    """How many clients have too few utterances to hold some out, and what becomes of them; None where all have enough.
+
+    Not for a release: the number is private.
+    """
+    count, settings = population.left_out.clients_without_holdout, recipe.federated
+    if not count:
+        return None
+    of_all = f"{count:,} of {len(population):,} clients have fewer than {HOLDOUT_NEEDS} utterances"
+    parts = ["hold out nothing", "train on all that they have"]
+    if settings.privacy.weighting is Weighting.WER and settings.shared_dev is None:
+        parts.append("weigh the mean of those of their cohort that do")
+    if settings.test_clients is not None:
+        parts.append("are not tested")
+    return f"{of_all}: they {', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def describe_unknown_order(population: Population) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from sottovoce.base.errors import InputError
+from sottovoce.base.files import read_json
 from sottovoce.base.interrupts import interruptible
 from sottovoce.base.processes import Processes
 from sottovoce.base.seeds import derive, keyed_order
@@ -25,7 +27,7 @@ from sottovoce.data.population import Population
 from sottovoce.data.store import Store
 from sottovoce.data.text.tokens import Tokens
 from sottovoce.evaluation.compare import LESS_START, WORST_GROUP, compute_difference, find_worst_group
-from sottovoce.evaluation.decoder import has_ctc, has_search
+from sottovoce.evaluation.decoder import USUAL, DecodingOptions, choose_decoder, has_ctc, has_search
 from sottovoce.evaluation.error_rates import FEWEST_SPEAKERS
 from sottovoce.evaluation.losses import compute_mean_figures, select_speech, summarise_figures
 from sottovoce.evaluation.measures import LOSS, MEASURES, Measure
@@ -34,12 +36,12 @@ from sottovoce.evaluation.score import Evaluation, Selection, check_language, sc
 from sottovoce.federated.client import SharedSpeech
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.flat.layout import Layout
-from sottovoce.models.decoding import decode_greedily
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Weighting
 from sottovoce.training.loop import Say
 from sottovoce.training.run_data import RunData, Split
+from sottovoce.training.run_folder import RESULTS
 
 Tested = dict[str, dict[str, Any]]
 
@@ -50,11 +52,11 @@ QUOTED = 8  # transcripts of a test set, for a report
 
 @dataclass(frozen=True, eq=False)
 class _RecogniseOrder:
-    """Recognise `rows` of the store that lies at `store`, by CTC or as the family does; the model follows."""
+    """Recognise `rows` of the store that lies at `store`, decoded as it says; the model follows."""
 
     store: str
     rows: NDArray[np.int64]
-    by_ctc: bool
+    decoding: DecodingOptions
 
 
 @dataclass(frozen=True)
@@ -85,19 +87,19 @@ class RankGroup(AbstractContextManager["RankGroup"]):
         store: Store,
         rows: NDArray[np.int64],
         *,
-        by_ctc: bool = False,
+        decoding: DecodingOptions = USUAL,
         on_collapse: Progress | None = None,
     ) -> list[str]:
-        """The text of each utterance in `rows` of `store`, computed by all processes."""
-        order = _RecogniseOrder(str(store.path), rows, by_ctc)
+        """The text of each utterance in `rows` of `store`, computed by all processes; greedily by default."""
+        order = _RecogniseOrder(str(store.path), rows, decoding)
         if self.processes.is_distributed:
             self._send(order, model)
         return self._recognise_together(model, store, order, on_collapse=on_collapse)
 
-    def evaluate(self, model: Recogniser, store: Store, *, split: str, by_ctc: bool = False) -> Evaluation:
+    def evaluate(self, model: Recogniser, store: Store, *, split: str, decoding: DecodingOptions = USUAL) -> Evaluation:
         """What `evaluate` gives, computed by all processes."""
         chosen, collapses = select_utterances(store, split=split), list[int]()
-        texts = self.recognise(model, store, chosen.rows, by_ctc=by_ctc, on_collapse=collapses.append)
+        texts = self.recognise(model, store, chosen.rows, decoding=decoding, on_collapse=collapses.append)
         return score_hypotheses(store, chosen, texts, collapses=collapses)
 
     def mean_figures(self, model: Recogniser, store: Store, *, split: str) -> dict[str, float]:
@@ -151,7 +153,7 @@ class RankGroup(AbstractContextManager["RankGroup"]):
     def _recognise_together(
         self, model: Recogniser, store: Store, order: _RecogniseOrder, *, on_collapse: Progress | None = None
     ) -> list[str]:
-        decode = decode_greedily if order.by_ctc else None
+        decode = choose_decoder(model.family, model.tokens.pieces(), order.decoding)
         around: dict[str, Any] = {"processes": self.processes, "device": self.device}
         return recognise_across_processes(model, store, order.rows, decode=decode, on_collapse=on_collapse, **around)
 
@@ -179,6 +181,7 @@ def choose_measure(recipe: Recipe, start: Recogniser, data: RunData, *, say: Say
         raise InputError(f"measure=ctc_wer: models of family={family.name} know no attention; expected wer or loss")
     if asked == "ctc_wer" and not has_ctc(family):
         raise InputError(f"measure=ctc_wer: models of family={family.name} know no CTC; expected wer or loss")
+    check_decoding(recipe, start)
     for store, split in data.evaluated.values():
         check_scorable(start, store, split)
     if recipe.federation is not None and recipe.federation.test_along and not transcribes:
@@ -188,6 +191,18 @@ def choose_measure(recipe: Recipe, start: Recogniser, data: RunData, *, say: Say
         store, split = data.dev
         say(f"chosen by the loss on {select_speech(start, store, split=split)}")
     return measure
+
+
+def check_decoding(recipe: Recipe, start: Recogniser) -> None:
+    """Refuse an `evaluation` that models of the family cannot do, before anything is trained."""
+    if recipe.evaluation is None:
+        return
+    if start.family.recognition is None:
+        raise InputError(f"evaluation: models of family={start.family.name} write no text; expected null")
+    try:
+        choose_decoder(start.family, start.tokens.pieces(), recipe.decoding)
+    except InputError as error:
+        raise InputError(f"evaluation: {error}") from None
 
 
 def check_scorable(model: Recogniser, store: Store, split: str) -> None:
@@ -237,7 +252,7 @@ def check_holdouts(recipe: Recipe, population: Population) -> None:
 def choose_shared_dev(recipe: Recipe, place: Split) -> SharedSpeech:
     """As many utterances of `place` as the recipe says: the same in all rounds, and in repeats with the same people.
 
-    By these all clients' models are weighted (Gao et al. 2022, as released).
+    By these all clients' models are weighted (Gao et al. 2022, as released, or by Eq. 10).
     """
     asked = recipe.federated.weighed_on
     assert asked is not None
@@ -245,7 +260,7 @@ def choose_shared_dev(recipe: Recipe, place: Split) -> SharedSpeech:
     try:
         chosen = select_utterances(store, split=split)
     except InputError as error:
-        raise InputError(f"federation.privacy.weighting=wer_released: {error}") from None
+        raise InputError(f"federation.privacy.weighting={recipe.federated.privacy.weighting}: {error}") from None
     spoken = [(row, text) for row, text in zip(chosen.rows.tolist(), chosen.references, strict=True) if text.split()]
     rows = np.array([row for row, _ in spoken], dtype=np.int64)
     order = keyed_order(utterance_keys(store, rows), derive(recipe.people_seed, "shared dev"), "utterances")
@@ -266,10 +281,10 @@ def score_models(
 ) -> list[Tested]:
     """What `results.json` says of each model, by test set: the WER and its spread, or the loss without transcripts.
 
-    Of a release it names and quotes nobody, counts nobody's words, and a group has at least five people: whoever holds
-    the corpus could look people up by each of these. Such results cannot be paired by speaker, so it adds how far the
-    first model is from the second, which it started from, and the group that each recognises worst. A speaker has the
-    same pseudonym in all of it.
+    Decoded as the recipe's `evaluation` says. Of a release it names and quotes nobody, counts nobody's words, and a
+    group has at least five people: whoever holds the corpus could look people up by each of these. Such results
+    cannot be paired by speaker, so it adds how far the first model is from the second, which it started from, and the
+    group that each recognises worst. A speaker has the same pseudonym in all of it.
     """
     if any(model.family.recognition is None for model in models):
         return [_measure_model(model, tests, ranks) for model in models]
@@ -285,13 +300,27 @@ def score_models(
     return found
 
 
+def describe_decoding(recipe: Recipe) -> dict[str, str]:
+    """What `results.json` says of how test sets were decoded; nothing where that is greedily, as it always was."""
+    return {} if recipe.evaluation is None else {"decoding": recipe.decoding.as_text()}
+
+
+def read_run_decoding(model: Path) -> str | None:
+    """How the test WERs of a run with this `model` were decoded; None where greedily, or where there is no such run."""
+    for run in (model, model.absolute().parent):
+        if (run / RESULTS).is_file():
+            found = read_json(run / RESULTS).get("decoding")
+            return None if found is None else str(found)
+    return None
+
+
 def _score_model(
     model: Recogniser, recipe: Recipe, tests: Mapping[str, Split], ranks: RankGroup, *, is_release: bool
 ) -> Tested:
     found = {}
     for name, (store, split) in tests.items():
         chosen, collapses = select_utterances(store, split=split), list[int]()
-        hypotheses = ranks.recognise(model, store, chosen.rows, on_collapse=collapses.append)
+        hypotheses = ranks.recognise(model, store, chosen.rows, decoding=recipe.decoding, on_collapse=collapses.append)
         smallest = FEWEST_SPEAKERS if is_release else 1
         found[name] = score_hypotheses(
             store, chosen, hypotheses, smallest_group=smallest, collapses=collapses
