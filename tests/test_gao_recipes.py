@@ -129,11 +129,17 @@ def test_from_scratch(name: str, proximal: str | None, optimiser: str, language:
     assert recipe.tokens.file == f"runs/gao2022-central-{language}-warm-up/model/tokens.json"
 
 
-def test_figure_3_sweeps_k() -> None:
+def test_figure_3_sweeps_k_for_every_weighting() -> None:
     suite = load_experiment(f"{ROOM}figure3")
     assert isinstance(suite, Suite)
-    sizes = [load_recipe(run.recipe, run.overrides).federated.cohort_size for run in suite.runs.values()]
-    assert sizes == list(range(10, 101, 10))
+    runs = {label: load_recipe(run.recipe, run.overrides) for label, run in suite.runs.items()}
+    assert list(runs) == [f"{weighting}-k{k}" for weighting in WEIGHTINGS for k in range(10, 101, 10)]
+    for label, recipe in runs.items():
+        weighting, _, k = label.partition("-k")
+        assert recipe.federated.cohort_size == int(k)
+        at_100 = recipe.model_copy(update={"federation": recipe.federated.model_copy(update={"cohort_size": 100})})
+        check_federated(at_100, setting="user", weighting=weighting)
+        assert recipe.federated.seed_model == f"{ROOM}central/fr-warm-up"
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
@@ -147,7 +153,8 @@ def test_every_cell_is_there_and_nothing_else() -> None:
     expected = {f"central/{language}-{name}" for language in LANGUAGES for name in CENTRAL}
     expected |= {name for name, *_ in federated()}
     expected |= {f"table1-{lang}/scratch-{name}" for lang in LANGUAGES for name in ("fedavg", "fedprox", "fedadam")}
-    expected |= {f"figure3/k-{k}" for k in range(10, 101, 10)} | {f"figure4/{name}" for name in WEIGHTINGS}
+    expected |= {f"figure3/{name}-k{k}" for name in WEIGHTINGS for k in range(10, 101, 10)}
+    expected |= {f"figure4/{name}" for name in WEIGHTINGS}
     expected |= {"table1-fr", "table1-it", "figure3", "figure4"}
     assert {name.removeprefix(ROOM) for name in recipe_names() if name.startswith(ROOM)} == expected
 
