@@ -96,6 +96,7 @@ def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> Non
         ("synthetic/central", ["central.steps={"], "'{' is not readable as YAML"),
         ("/.yaml", [], "no recipe '/.yaml'"),
         ("synthetic/central", ["data.part=seed"], "part='seed' and seed_part belong together"),
+        ("ramesh2023/table3/scratch", ["paper.werr={test: 9.5}"], "and against=None belong together"),
         (
             "synthetic/central",
             ["central.augment.spec_augment.masks=3"],
