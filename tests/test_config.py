@@ -41,6 +41,13 @@ def test_what_came_for_narrow_bands_is_written_where_it_is_asked_for() -> None:
         assert written[place[0]][place[1]]["narrow_band"]["share"] == 0.3
 
 
+def test_balanced_silos_are_written_where_they_are_asked_for() -> None:
+    silos = load_recipe("benchmark/gao/clients/silo").model_dump(mode="json")["federation"]["clients"]
+    assert (silos["rule"], "balance" in silos) == ("silo", False)
+    asked = load_recipe("gao2022/table1-fr/silo-fedavg").model_dump(mode="json")["federation"]["clients"]
+    assert asked["balance"] == "seconds"
+
+
 def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(
         "about: base\ndata: {store: s, train: [a, b]}\nmodel: {size: tiny, dropout: 0.2}\n"
@@ -97,6 +104,12 @@ def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> Non
         ("/.yaml", [], "no recipe '/.yaml'"),
         ("synthetic/central", ["data.part=seed"], "part='seed' and seed_part belong together"),
         ("ramesh2023/table3/scratch", ["paper.werr={test: 9.5}"], "and against=None belong together"),
+        (
+            "gao2022/table1-fr/silo-fedavg",
+            ["federation.privacy.clip_bound=1", "federation.privacy.noise_multiplier=1"],
+            "clients.balance=seconds with noise or privacy.mode=secure: who is in which silo would depend on how much",
+        ),
+        ("gao2022/table1-fr/silo-fedavg", ["federation.privacy.mode=secure"], "clients.balance=seconds with noise or"),
         (
             "synthetic/central",
             ["central.augment.spec_augment.masks=3"],

@@ -97,6 +97,7 @@ def check_federated(recipe: Recipe, *, setting: str, weighting: str) -> None:
     )
     clients = federation.clients
     assert (clients.rule, clients.silos, clients.speakers_per_device, federation.cohort_size) == CLIENTS[setting]
+    assert clients.balance == ("seconds" if setting == "silo" else None)  # "about equal amounts of speech"
     assert federation.privacy.weighting == WEIGHTINGS[weighting]
     assert federation.privacy.sampling == "fixed_size"
     if weighting == "wer":

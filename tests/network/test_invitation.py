@@ -142,6 +142,10 @@ def changed(change: dict[str, Any]) -> Recipe:
         ({"clients": {"rule": "device", "speakers_per_device": 2}}, "rule=device: over a network"),
         ({"clients": {"rule": "iid"}}, "rule=iid: over a network"),
         ({"clients": {"rule": "silo", "silos": 4}}, "silos=4: the roster has 9"),
+        (
+            {"clients": {"rule": "silo", "silos": 9, "balance": "seconds"}, "privacy": {"noise_multiplier": None}},
+            "clients.balance=seconds: over a network silos are as they are",
+        ),
         ({"privacy": {"population_size": 8}}, "population_size=8: the roster has 9"),
         ({"cohort_size": 10}, "cohort_size=10"),
         ({"clients": {"min_seconds": 1}, "privacy": {"mode": "secure"}}, "min_seconds"),
