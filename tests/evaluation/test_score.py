@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pytest import MonkeyPatch
 
 from sottovoce.base.errors import InputError
 from sottovoce.data.store import Store
@@ -57,6 +58,13 @@ def test_score_by_hand(store: Store) -> None:
         assert sum(group.speakers for group in groups) == 3
     assert result.interval is None, "three speakers are too few"
     assert result.as_json() == score_hypotheses(store, chosen, hypotheses).as_json()
+
+
+def test_rates_name_the_rules_of_a_store_that_is_not_spelled_by_ours(store: Store, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "spelling", "gao2022")
+    told = score_hypotheses(store, select_utterances(store, split="dev"), ["hello there", "good way"])
+    assert told.as_json()["normalisation"] == {"name": "gao2022", "version": 1}
+    assert "texts normalised by gao2022 1" in format_evaluation_notes(told)
 
 
 def test_other_rules_spell_references_as_the_corpus_wrote_them_and_hypotheses(store: Store) -> None:

@@ -61,10 +61,11 @@ class PopulationSettings:
 
     `split` is one split of the store or several, taken together. With a `seed_part`, `part` says which side this
     population is: the speakers of the seed model, or the rest. `speakers_per_device` and `silos` belong to the client
-    rules of those names; with `balance` silos have about equal seconds of speech. `iid` deals all utterances out at random, to each client as many as a speaker had;
-    `iid_uniform` draws a client for every utterance, as the paper's Tables 5 and 6 do. A client below `min_seconds` is
-    left out (never a silo: how many there are is public); one above `max_seconds` keeps a random choice of its
-    utterances. `holdout` is the share of each client's utterances kept to test on that client (Gao et al.: 0.1).
+    rules of those names; with `balance` silos have about equal seconds of speech. `iid` deals all utterances out at
+    random, to each client as many as a speaker had; `iid_uniform` draws a client for every utterance, as the paper's
+    Tables 5 and 6 do. A client below `min_seconds` is left out (never a silo: how many there are is public); one above
+    `max_seconds` keeps a random choice of its utterances. `holdout` is the share of each client's utterances kept to
+    test on that client (Gao et al.: 0.1).
     """
 
     split: str | Sequence[str]
