@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pytest import MonkeyPatch
 
 from sottovoce.base.errors import InputError
 from sottovoce.data.store import Store
@@ -60,7 +59,9 @@ def test_score_by_hand(store: Store) -> None:
     assert result.as_json() == score_hypotheses(store, chosen, hypotheses).as_json()
 
 
-def test_rates_name_the_rules_of_a_store_that_is_not_spelled_by_ours(store: Store, monkeypatch: MonkeyPatch) -> None:
+def test_rates_name_the_rules_of_a_store_that_is_not_spelled_by_ours(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store, "spelling", "gao2022")
     told = score_hypotheses(store, select_utterances(store, split="dev"), ["hello there", "good way"])
     assert told.as_json()["normalisation"] == {"name": "gao2022", "version": 1}
