@@ -143,6 +143,21 @@ def test_figure_3_sweeps_k_for_every_weighting() -> None:
         assert recipe.federated.seed_model == f"{ROOM}central/fr-warm-up"
 
 
+def test_augmentation_in_the_time_domain_is_the_only_difference_to_the_cell_of_the_table() -> None:
+    """SpeechBrain 0.5.7, `TimeDomainSpecAugment`: 95, 100 and 105 %, up to 3 bands and 5 chunks of 1,000 to 2,000."""
+    suite = load_experiment(f"{ROOM}augmentation")
+    assert isinstance(suite, Suite)
+    masks, said = (load_recipe(run.recipe, run.overrides).model_dump(mode="json") for run in suite.runs.values())
+    assert masks == load_recipe(f"{ROOM}table1-fr/user-fedavg").model_dump(mode="json")
+    local = said["federation"].pop("local")
+    assert local.pop("speeds") == [0.95, 1.0, 1.05]
+    assert local.pop("dropped_frequencies") == {"fewest": 0, "most": 3, "width_hz": 0.1 * 8_000}
+    chunks = {"fewest": 0, "most": 5, "shortest_seconds": 1_000 / 16_000, "longest_seconds": 2_000 / 16_000}
+    assert local.pop("dropped_chunks") == chunks
+    assert local == masks["federation"].pop("local") | {"spec_augment": None}
+    assert said | {"about": ""} == masks | {"about": ""}
+
+
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_figure_4_tests_clients_on_their_own_speech(weighting: str) -> None:
     recipe = load_recipe(f"{ROOM}figure4/{weighting}")
@@ -155,7 +170,7 @@ def test_every_cell_is_there_and_nothing_else() -> None:
     expected |= {name for name, *_ in federated()}
     expected |= {f"table1-{lang}/scratch-{name}" for lang in LANGUAGES for name in ("fedavg", "fedprox", "fedadam")}
     expected |= {f"figure3/{name}-k{k}" for name in WEIGHTINGS for k in range(10, 101, 10)}
-    expected |= {f"figure4/{name}" for name in WEIGHTINGS}
+    expected |= {f"figure4/{name}" for name in WEIGHTINGS} | {"augmentation", "augmentation/time-domain"}
     expected |= {"table1-fr", "table1-it", "figure3", "figure4"}
     assert {name.removeprefix(ROOM) for name in recipe_names() if name.startswith(ROOM)} == expected
 

@@ -58,6 +58,8 @@ def test_every_setting_is_a_clients_business_or_is_not() -> None:
         {"model": {"size": "tiny", "layers": 2, "width": 32}},
         {"model": {"size": "tiny", "features": {"normalise": "filter"}}},
         {"federation.local": {"batch_seconds": 2, "lr": 0.1, "local_steps": 2, "narrow_band": {"share": 0.5}}},
+        {"federation.local": {"batch_seconds": 2, "lr": 0.1, "local_steps": 2, "speeds": [0.95, 1.05]}},
+        {"federation.local": {"batch_seconds": 2, "lr": 0.1, "local_steps": 2, "dropped_chunks": {"most": 2}}},
         {"data": {"store": "tones", "people_seed": 3}},
         {"data": {"store": "tones", "longest_seconds": 5.0}},
         {"federation.steps": 13},

@@ -209,7 +209,13 @@ class FederationSettings(Section):
     trainable: str | None = None
     rescale_norms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     clients: ClientSettings = ClientSettings()
-    local: Annotated[LocalTraining, omit_none("batch_utterances", "order", "time_line", "narrow_band")]
+    local: Annotated[
+        LocalTraining,
+        omit_none(
+            *("batch_utterances", "order", "time_line", "narrow_band"),
+            *("speeds", "dropped_frequencies", "dropped_chunks"),
+        ),
+    ]
     server: ServerSettings
     server_pass: ServerPassSettings | None = None
     shared_dev: SharedDevSettings | None = None
