@@ -330,7 +330,7 @@ def load_client(
     if context.local.augments_waveforms:
         heard = context.augment(client, speech, batches, step=step, device=device)
         sound, whole = join_waveforms(heard), False
-        lines = list(torch.arange(len(sound)).split([len(part) for part in heard]))
+        lines = list(torch.split(torch.arange(len(sound)), [len(part) for part in heard]))
         longest = [int(part.lengths_U.max()) for part in heard]
     else:
         whole = not once and len(used) == len(speech.rows)
