@@ -41,6 +41,27 @@ def test_what_came_for_narrow_bands_is_written_where_it_is_asked_for() -> None:
         assert written[place[0]][place[1]]["narrow_band"]["share"] == 0.3
 
 
+def test_augmentation_in_the_time_domain_is_written_where_it_is_asked_for() -> None:
+    """Under the same names for central training and for clients."""
+    asked = {"speeds": [0.95, 1.05], "dropped_frequencies": {"most": 2}, "dropped_chunks": {"most": 4}}
+    for name, place in (("synthetic/central", ("central", "augment")), ("demo/global", ("federation", "local"))):
+        plain = load_recipe(name).model_dump(mode="json")[place[0]][place[1]]
+        assert not {"dropped_frequencies", "dropped_chunks"} & plain.keys()
+        assert ("speeds" in plain) == (place[0] == "central"), "central training has had it from the beginning"
+        overrides = [f"{'.'.join(place)}.{key}={value}" for key, value in asked.items()]
+        written = load_recipe(name, overrides).model_dump(mode="json")[place[0]][place[1]]
+        assert written["speeds"] == asked["speeds"]
+        assert written["dropped_frequencies"] == {"fewest": 0, "most": 2, "width_hz": 800.0}
+        assert (written["dropped_chunks"]["most"], written["dropped_chunks"]["shortest_seconds"]) == (4, 0.0625)
+
+
+def test_balanced_silos_are_written_where_they_are_asked_for() -> None:
+    silos = load_recipe("benchmark/gao/clients/silo").model_dump(mode="json")["federation"]["clients"]
+    assert (silos["rule"], "balance" in silos) == ("silo", False)
+    asked = load_recipe("gao2022/table1-fr/silo-fedavg").model_dump(mode="json")["federation"]["clients"]
+    assert asked["balance"] == "seconds"
+
+
 def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(
         "about: base\ndata: {store: s, train: [a, b]}\nmodel: {size: tiny, dropout: 0.2}\n"
@@ -96,6 +117,15 @@ def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> Non
         ("synthetic/central", ["central.steps={"], "'{' is not readable as YAML"),
         ("/.yaml", [], "no recipe '/.yaml'"),
         ("synthetic/central", ["data.part=seed"], "part='seed' and seed_part belong together"),
+        ("ramesh2023/table3/scratch", ["paper.werr={test: 9.5}"], "and against=None belong together"),
+        ("demo/global", ["federation.local.speeds=[3]"], "local: speeds has 3.0, expected numbers from 0.5 to 2.0"),
+        ("synthetic/central", ["central.augment.speeds=[0]"], "speeds has 0.0, expected numbers from 0.5 to 2.0"),
+        (
+            "gao2022/table1-fr/silo-fedavg",
+            ["federation.privacy.clip_bound=1", "federation.privacy.noise_multiplier=1"],
+            "clients.balance=seconds with noise or privacy.mode=secure: who is in which silo would depend on how much",
+        ),
+        ("gao2022/table1-fr/silo-fedavg", ["federation.privacy.mode=secure"], "clients.balance=seconds with noise or"),
         (
             "synthetic/central",
             ["central.augment.spec_augment.masks=3"],

@@ -107,6 +107,7 @@ def check_federated(recipe: Recipe, *, setting: str, weighting: str) -> None:
     )
     clients = federation.clients
     assert (clients.rule, clients.silos, clients.speakers_per_device, federation.cohort_size) == CLIENTS[setting]
+    assert clients.balance == ("seconds" if setting == "silo" else None)  # "about equal amounts of speech"
     assert federation.privacy.weighting == WEIGHTINGS[weighting]
     assert federation.privacy.sampling == "fixed_size"
     if weighting == "wer":
@@ -139,11 +140,32 @@ def test_from_scratch(name: str, proximal: str | None, optimiser: str, language:
     assert recipe.tokens.take_from == f"{ROOM}central/{language}-warm-up"
 
 
-def test_figure_3_sweeps_k() -> None:
+def test_figure_3_sweeps_k_for_every_weighting() -> None:
     suite = load_experiment(f"{ROOM}figure3")
     assert isinstance(suite, Suite)
-    sizes = [load_recipe(run.recipe, run.overrides).federated.cohort_size for run in suite.runs.values()]
-    assert sizes == list(range(10, 101, 10))
+    runs = {label: load_recipe(run.recipe, run.overrides) for label, run in suite.runs.items()}
+    assert list(runs) == [f"{weighting}-k{k}" for weighting in WEIGHTINGS for k in range(10, 101, 10)]
+    for label, recipe in runs.items():
+        weighting, _, k = label.partition("-k")
+        assert recipe.federated.cohort_size == int(k)
+        at_100 = recipe.model_copy(update={"federation": recipe.federated.model_copy(update={"cohort_size": 100})})
+        check_federated(at_100, setting="user", weighting=weighting)
+        assert recipe.federated.seed_model == f"{ROOM}central/fr-warm-up"
+
+
+def test_augmentation_in_the_time_domain_is_the_only_difference_to_the_cell_of_the_table() -> None:
+    """SpeechBrain 0.5.7, `TimeDomainSpecAugment`: 95, 100 and 105 %, up to 3 bands and 5 chunks of 1,000 to 2,000."""
+    suite = load_experiment(f"{ROOM}augmentation")
+    assert isinstance(suite, Suite)
+    masks, said = (load_recipe(run.recipe, run.overrides).model_dump(mode="json") for run in suite.runs.values())
+    assert masks == load_recipe(f"{ROOM}table1-fr/user-fedavg").model_dump(mode="json")
+    local = said["federation"].pop("local")
+    assert local.pop("speeds") == [0.95, 1.0, 1.05]
+    assert local.pop("dropped_frequencies") == {"fewest": 0, "most": 3, "width_hz": 0.1 * 8_000}
+    chunks = {"fewest": 0, "most": 5, "shortest_seconds": 1_000 / 16_000, "longest_seconds": 2_000 / 16_000}
+    assert local.pop("dropped_chunks") == chunks
+    assert local == masks["federation"].pop("local") | {"spec_augment": None}
+    assert said | {"about": ""} == masks | {"about": ""}
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
@@ -181,7 +203,8 @@ def test_every_cell_is_there_and_nothing_else() -> None:
     expected = {f"central/{language}-{name}" for language in LANGUAGES for name in CENTRAL}
     expected |= {name for name, *_ in federated()}
     expected |= {f"table1-{lang}/scratch-{name}" for lang in LANGUAGES for name in ("fedavg", "fedprox", "fedadam")}
-    expected |= {f"figure3/k-{k}" for k in range(10, 101, 10)} | {f"figure4/{name}" for name in WEIGHTINGS}
+    expected |= {f"figure3/{name}-k{k}" for name in WEIGHTINGS for k in range(10, 101, 10)}
+    expected |= {f"figure4/{name}" for name in WEIGHTINGS} | {"augmentation", "augmentation/time-domain"}
     expected |= {f"server-pass/{language}-{setting}" for language in LANGUAGES for setting in ("silo", "user")}
     expected |= {"central", "table1-fr", "table1-it", "figure3", "figure4", "server-pass"}
     assert {name.removeprefix(ROOM) for name in recipe_names() if name.startswith(ROOM)} == expected

@@ -178,6 +178,14 @@ def test_cells_of_table_3(name: str) -> None:
     assert recipe.data.test == ("dev", "test")
     assert recipe.paper is not None
     assert recipe.paper.wer == dict(zip(recipe.data.test, map(float, printed), strict=True))
+    if name == "scratch":
+        assert (recipe.paper.werr, recipe.paper.against) == (None, None)
+    else:
+        gains = (float(gain) for _, gain in TABLE_3[name])
+        assert recipe.paper.werr == dict(zip(recipe.data.test, gains, strict=True))
+        scratch = load_recipe(f"{ROOM}table3/scratch").paper
+        assert scratch is not None
+        assert recipe.paper.against == scratch.place
     assert recipe.training.steps == round(100_000 * TRAIN_215 / LIBRISPEECH, -2)
     how, _, source = name.partition("-")
     starts = {"scratch": None, "direct": f"{ROOM}pretraining/{source}", "continued": f"{ROOM}pretraining/fr-{source}"}

@@ -72,6 +72,21 @@ def test_common_voice_as_released_beside_the_papers_table_2(sottovoce: Command, 
     assert (refused.code, refused.err) == (2, "error: --table2: expected without --plot and --speakers-per-device\n")
 
 
+def test_a_store_says_by_whose_rules_its_texts_are_spelled(sottovoce: Command, corpus: Path) -> None:
+    rows = ["client_id\tpath\tsentence\tlocale", "u1\ta.wav\tRoute 66\ten", "u2\tb.wav\tWell-known\ten"]
+    (corpus / "train.tsv").write_text("\n".join(rows) + "\n")
+    done = sottovoce("prepare", "commonvoice", corpus, "--out", corpus / "theirs", "--spelling", "gao2022")
+    assert "2 users" in done.out
+    assert "1 × text that our own rules leave out (kept)" in done.err
+    assert "1 × text that our own rules spell otherwise (kept)" in done.err
+    assert "texts as gao2022" in sottovoce("stats", corpus / "theirs").out
+    header = sottovoce("prepare", "commonvoice", corpus, "--out", corpus / "own", "--json").out
+    assert "spelling" not in json.loads(header), "older stores are as they were"
+    assert "texts as" not in sottovoce("stats", corpus / "own").out
+    both = sottovoce("prepare", "commonvoice", corpus, "--out", "x", "--spelling", "gao2022", "--as-released")
+    assert (both.code, both.err.startswith("error: spelling=gao2022 with as_released")) == (2, True)
+
+
 def test_json_report_has_the_problems(sottovoce: Command, corpus: Path) -> None:
     done = sottovoce("prepare", "tsv", corpus / "train.tsv", "--out", corpus / "store", "--language", "it", "--json")
     report = json.loads(done.out)

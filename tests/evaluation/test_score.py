@@ -59,6 +59,15 @@ def test_score_by_hand(store: Store) -> None:
     assert result.as_json() == score_hypotheses(store, chosen, hypotheses).as_json()
 
 
+def test_rates_name_the_rules_of_a_store_that_is_not_spelled_by_ours(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "spelling", "gao2022")
+    told = score_hypotheses(store, select_utterances(store, split="dev"), ["hello there", "good way"])
+    assert told.as_json()["normalisation"] == {"name": "gao2022", "version": 1}
+    assert "texts normalised by gao2022 1" in format_evaluation_notes(told)
+
+
 def test_other_rules_spell_references_as_the_corpus_wrote_them_and_hypotheses(store: Store) -> None:
     """With rules that let a text begin with its number of letters, every utterance is one word longer."""
     chosen, heard = select_utterances(store, split="dev"), ["hello there", "good way"]

@@ -1,5 +1,6 @@
 """Local training: its settings, FedProx, and what chance decides for one client."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.federated.small import loaded_client, small_context
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import torch_stream
 from sottovoce.data.audio.augment import SpecAugmentSettings
+from sottovoce.data.audio.time_domain import DroppedChunks, DroppedFrequencies
 from sottovoce.data.audio.waveforms import Waveforms
 from sottovoce.federated.client import LocalTraining, Proximal, plan_client
 
@@ -65,6 +67,61 @@ def test_what_chance_decides_for_a_client_hangs_on_its_name_and_the_step(
         assert second.masks is not None
         assert torch.equal(first.masks, second.masks)
         assert (first.model.kept, first.model.dropout_seed) == (second.model.kept, second.model.dropout_seed)
+
+
+TIME_DOMAIN: dict[str, Any] = {
+    "speeds": (0.9, 1.1),
+    "dropped_frequencies": DroppedFrequencies(fewest=1),
+    "dropped_chunks": DroppedChunks(fewest=1),
+}
+
+
+def test_waveforms_are_augmented_anew_in_every_step_by_the_clients_own_draws(tones: Path) -> None:
+    local = {"local_epochs": 2, **TIME_DOMAIN}
+    context, elsewhere = small_context(tones, local=local), small_context(tones, local=local, cohort_size=7)
+    loaded_client(elsewhere, 2, step=3)  # somebody else first
+    one, same = (loaded_client(r, 5, step=3) for r in (context, elsewhere))
+    later, other = loaded_client(context, 5, step=4), loaded_client(replace(context, seed=9), 5, step=3)
+    assert isinstance(one.sound, Waveforms)
+    assert isinstance(same.sound, Waveforms)
+    assert torch.equal(one.sound.samples_N, same.sound.samples_N)
+    for changed in (later, other):
+        assert isinstance(changed.sound, Waveforms)
+        assert not torch.equal(one.sound.lengths_U, changed.sound.lengths_U) or not torch.equal(
+            one.sound.samples_N, changed.sound.samples_N
+        )
+    # Each utterance is there once for each pass, and nowhere as it was.
+    assert torch.equal(torch.cat(one.lines), torch.arange(len(one.sound)))
+    assert len(one.sound) == 2 * len(one.speech.rows)
+    played = {round(int(length) * speed) for length in one.speech.lengths for speed in (1 / 0.9, 1 / 1.1)}
+    assert all(min(abs(length - p) for p in played) <= 1 for length in one.sound.lengths_U.tolist())
+    assert not one.whole, "features of augmented speech are not kept for another round"
+
+
+def test_without_it_masks_and_batches_are_as_they_were(tones: Path) -> None:
+    """Its draws come from a stream of their own."""
+    spec = {"local_epochs": 2, "spec_augment": SpecAugmentSettings()}
+    plain, augmented = (
+        loaded_client(small_context(tones, local=local), 5, step=3) for local in (spec, spec | TIME_DOMAIN)
+    )
+    assert [len(lines) for lines in plain.lines] == [len(lines) for lines in augmented.lines]
+    for before, after in zip(plain.draws, augmented.draws, strict=True):
+        assert before.masks is not None
+        assert after.masks is not None
+        assert torch.equal(before.masks, after.masks)
+
+
+def test_what_is_too_short_at_the_fastest_speed_is_left_out_and_counted(tones: Path) -> None:
+    plain = small_context(tones)
+    shortest = int(plain.speech(plain.population.client(0)).lengths.min())
+
+    def unusable(_: Any, samples: int, tokens: Any) -> str | None:
+        return "too short" if samples < shortest else None
+
+    for speeds, found in ((None, 0), ((0.5, 1.0), 0), ((1.0, 1.05), 1)):
+        context = small_context(tones, local={"speeds": speeds})
+        context = replace(context, family=replace(context.family, unusable=unusable))
+        assert context.speech(context.population.client(0)).left_out.get("too short", 0) == found
 
 
 def test_a_client_goes_through_its_speech_in_another_order_each_round(tones: Path) -> None:

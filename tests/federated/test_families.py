@@ -26,6 +26,7 @@ from sottovoce.base.processes import process_group
 from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
 from sottovoce.data.audio.features import FeatureSettings
+from sottovoce.data.audio.time_domain import DroppedChunks, DroppedFrequencies
 from sottovoce.data.audio.waveforms import pad_waveforms
 from sottovoce.federated.engines import SequentialEngine, StackedEngine
 from sottovoce.federated.engines.workers import WorkersEngine
@@ -48,6 +49,9 @@ RANDOM: dict[str, Any] = {  # everything that chance decides, and clients of une
         "local_epochs": 2,
         "spec_augment": SpecAugmentSettings(),
         "narrow_band": NarrowBandSettings(),
+        "speeds": (0.95, 1.05),
+        "dropped_frequencies": DroppedFrequencies(),
+        "dropped_chunks": DroppedChunks(shortest_seconds=0.005, longest_seconds=0.01),
     },
     "people": {"max_seconds": 3.0},
     "privacy": {"noise_multiplier": 0.7, "share": "dim"},

@@ -22,6 +22,7 @@ from sottovoce.base.errors import InputError, InvariantError
 from sottovoce.base.processes import process_group
 from sottovoce.base.seeds import torch_stream
 from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
+from sottovoce.data.audio.time_domain import DroppedChunks, DroppedFrequencies
 from sottovoce.federated.client import Proximal
 from sottovoce.federated.client_stream import StreamPositions, StreamSettings
 from sottovoce.federated.cohort import LocalClients
@@ -46,6 +47,9 @@ FEDSGD: dict[str, Any] = {
         "clip_gradients": math.inf,
         "spec_augment": SpecAugmentSettings(),
         "narrow_band": NarrowBandSettings(),
+        "speeds": (0.95, 1.05),
+        "dropped_frequencies": DroppedFrequencies(),
+        "dropped_chunks": DroppedChunks(shortest_seconds=0.005, longest_seconds=0.01),
         "time_line": StreamSettings(),
     },
     "privacy": FREE,

@@ -14,6 +14,7 @@ from tests.federated.trouble import Trouble
 from torch import Tensor
 
 from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
+from sottovoce.data.audio.time_domain import DroppedChunks, DroppedFrequencies
 from sottovoce.federated.client import ClientContext, LoadedClient, Proximal
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
 from sottovoce.federated.engines import engine as engine_module
@@ -72,6 +73,14 @@ CASES: dict[str, dict[str, Any]] = {
     "LARS": {"local": {"optimiser": {"name": "lars"}, "lr": 0.1}},
     "masks": {"local": {"spec_augment": SpecAugmentSettings()}},
     "bands": {"local": {"narrow_band": NarrowBandSettings()}},
+    "in the time domain, epochs": {
+        "local": {
+            "local_epochs": 2,
+            "speeds": (0.95, 1.0, 1.05),
+            "dropped_frequencies": DroppedFrequencies(),
+            "dropped_chunks": DroppedChunks(shortest_seconds=0.005, longest_seconds=0.01),
+        }
+    },
     "dropout": {"model": {"dropout": 0.3}},
     "dropout, each its own layers, epochs": {
         "model": {"layers": 4, "layer_drop": 0.5, "dropout": 0.3},

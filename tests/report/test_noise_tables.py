@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from sottovoce.report.paper_comparison import noise_tables
+from sottovoce.base.tables import NOTHING
+from sottovoce.report.paper_comparison import noise_tables, paper_tables
 from sottovoce.report.records import RunRecord
 from sottovoce.report.summary import summarise_runs
 
@@ -104,3 +105,20 @@ def test_the_short_report_of_a_suite_has_the_papers_numbers_and_that_of_one_run_
     (beside,) = summarise_runs(apart, path=Path("report.html")).tables
     assert [row[-2:] for row in beside.rows] == [("20.0 %", "30.0 %"), ("10.0 %", "20.0 %")]
     assert summarise_runs(RUNS[:1], path=Path("report.html")).tables == ()
+
+
+def test_relative_improvements_stand_beside_the_papers() -> None:
+    """Ours are computed from the runs of the report: 100 · (0.5 − 0.4) / 0.5 = 20 % on the test set."""
+    scratch = run("scratch", "dim", 0.5, paper=paper(42.73) | {"place": "none"})
+    gain = {"place": "better", "werr": {"test": 19.018, "other": 7.1}, "against": "none"}
+    better = run("better", "dim", 0.4, paper=paper(34.6) | gain)
+    table = next(table for table in paper_tables([scratch, better]) if table.name == "paper-werr")
+    assert table.rows == (
+        ("better", "better", "test", "none", "19.02 %", "20.00 %"),
+        ("better", "better", "other", "none", "7.10 %", NOTHING),
+    )
+    assert table in summarise_runs([scratch, better], path=Path("report.html")).tables
+    other_seed = run("scratch-seed2", "dim", 0.5, seed=2, paper=paper(42.73) | {"place": "none"})
+    alone = next(table for table in paper_tables([other_seed, better]) if table.name == "paper-werr")
+    assert alone.rows[0][-1] == NOTHING, "repeats are compared with the same seed"
+    assert "paper-werr" not in [table.name for table in paper_tables([scratch])]

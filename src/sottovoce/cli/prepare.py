@@ -17,6 +17,7 @@ from sottovoce.cli.console import INTERRUPTED, print_json, print_line, progress_
 from sottovoce.cli.options import Json
 from sottovoce.data.corpora.corpus import Corpus, Speaker
 from sottovoce.data.store import PackingProgress, Store, find_unfinished, pack_corpus
+from sottovoce.data.text.spelling import Spelling
 
 app = typer.Typer(help="Turn a corpus into a store, packed by user.", no_args_is_help=True)
 
@@ -51,10 +52,15 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "in_time": (bool, False, "Utterances by number of chapter and utterance, not in the alphabet's order."),
     "cut_seconds": (float, 20.0, "No utterance is longer; stretches of voice are put together up to it."),
     "point": (bool, False, "Point into the FLAC files instead of copying them; they must stay as they are."),
+    "spelling": (
+        Spelling,
+        Spelling.OURS,
+        "By whose rules texts are spelled: our own, or those of a paper's released code.",
+    ),
     "as_released": (
         bool,
         False,
-        "Spell as the released code of Pelikan et al. 2025: skip what no token writes, keep the rest.",
+        "Short for --spelling pelikan2025: skip what no token writes, keep the rest.",
     ),
     "user_column@tsv": (str, "client_id", "Column that names the user."),
     "user_column@nemo": (str, "speaker", "Key that names the user."),
@@ -158,7 +164,7 @@ CORPORA = (
     ),
     CorpusCommand(
         "commonvoice",
-        "source language splits as_released strict",
+        "source language splits spelling as_released strict",
         "Common Voice, release 6.1 or later: SPLIT.tsv beside clips/; a user is one client_id.",
         "cv-corpus-13.0/en --out stores/cv-en",
     ),

@@ -69,6 +69,7 @@ def stats(
     Example: sottovoce stats stores/crowd --plot crowd.html
     """
     from sottovoce.data.store import Store
+    from sottovoce.data.text.spelling import Spelling
 
     if plot is not None:
         from sottovoce.base.drawing import check_plot  # only here: matplotlib takes its time to load
@@ -122,7 +123,8 @@ def stats(
     if json:
         print_json(figures if devices is None else figures | {"devices": devices})
     else:
-        stdout.print(make_statistics_table(figures, title=f"{stores[0].name} ({stores[0].language})"))
+        spelled = "" if stores[0].spelling == Spelling.OURS else f", texts as {stores[0].spelling}"
+        stdout.print(make_statistics_table(figures, title=f"{stores[0].name} ({stores[0].language}{spelled})"))
         for line in [] if devices is None else format_devices(devices):
             stdout.print(line, highlight=False, soft_wrap=True, markup=False)
     if plot is not None:

@@ -36,9 +36,12 @@ from sottovoce.privacy.settings import Mode, PrivacyOptions, PrivacySettings, We
 class ClientSettings(Section):
     """Who is a client, of the speakers that `data` gives to the federation (see `PopulationSettings`)."""
 
+    unwritten = frozenset({"balance"})
+
     rule: ClientRule = "speaker"
     speakers_per_device: int | None = None
     silos: int | None = None
+    balance: Literal["seconds"] | None = None
     min_seconds: float | None = None
     max_seconds: float | None = None
     holdout: float | None = None
@@ -238,7 +241,13 @@ class FederationSettings(Section):
     trainable: str | None = None
     rescale_norms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     clients: ClientSettings = ClientSettings()
-    local: Annotated[LocalTraining, omit_none("batch_utterances", "order", "time_line", "narrow_band")]
+    local: Annotated[
+        LocalTraining,
+        omit_none(
+            *("batch_utterances", "order", "time_line", "narrow_band"),
+            *("speeds", "dropped_frequencies", "dropped_chunks"),
+        ),
+    ]
     server: ServerSettings
     server_pass: ServerPassSettings | None = None
     shared_dev: SharedDevSettings | None = None
@@ -275,6 +284,11 @@ class FederationSettings(Section):
                 "on who else is there, which no clipping bounds; expected auto, sequential or workers"
             )
         self._check_weighting()
+        if self.clients.balance is not None and (self.privacy.adds_noise or self.privacy.mode is Mode.SECURE):
+            raise ValueError(
+                f"clients.balance={self.clients.balance} with noise or privacy.mode=secure: who is in which silo would "
+                "depend on how much each speaker has said, which no ε covers; expected null"
+            )
         if self.local.time_line is not None and self.clients.rule != "speaker":
             raise ValueError(
                 f"local.time_line with clients.rule={self.clients.rule}: a time line is one speaker's; expected speaker"

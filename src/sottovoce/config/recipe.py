@@ -25,17 +25,27 @@ from sottovoce.models.family import find_family
 class Paper(Section):
     """Which published numbers a recipe reproduces, so that a report can put ours beside them. WERs are in per cent.
 
-    `unverified` says why nobody has been able to check these WERs against the paper. `population_size` is how many
-    clients the paper had: a run takes those that there are, and says how far from these they are.
+    `werr` is the relative improvement in WER, in per cent of the WER of the run whose `place` is `against`: ours is
+    computed from the runs that a report has. `unverified` says why nobody has been able to check these WERs against the
+    paper. `population_size` is how many clients the paper had: a run takes those that there are, and says how far from
+    these they are.
     """
 
-    unwritten = frozenset({"unverified", "population_size"})
+    unwritten = frozenset({"werr", "against", "unverified", "population_size"})
 
     source: str
     place: str
     wer: Mapping[str, float] = Field(default_factory=dict)
+    werr: Mapping[str, float] | None = None
+    against: str | None = None
     unverified: str | None = None
     population_size: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> "Paper":
+        if (self.werr is None) != (self.against is None):
+            raise ValueError(f"werr={self.werr} and against={self.against} belong together: give both or neither")
+        return self
 
 
 class Recipe(Section):

@@ -25,7 +25,8 @@ from pydantic import (
     model_validator,
 )
 
-from sottovoce.data.audio.augment import FASTEST, SLOWEST, NarrowBandSettings, NoiseSettings, SpecAugmentSettings
+from sottovoce.data.audio.augment import NarrowBandSettings, NoiseSettings, SpecAugmentSettings, check_speeds
+from sottovoce.data.audio.time_domain import DroppedChunks, DroppedFrequencies
 from sottovoce.data.speakers import SeedPart
 from sottovoce.data.text.tokens import DEFAULT_PIECES
 from sottovoce.evaluation.decoder import DecodingOptions
@@ -205,19 +206,20 @@ ModelSection = Annotated[Any, PlainValidator(_checked), PlainSerializer(_written
 
 
 class Augmentation(Section):
-    """What is done to speech in training: in time (speeds, noise) and on the features (SpecAugment, narrow bands)."""
+    """What is done to speech in training: to its samples and to its features (SpecAugment, narrow bands)."""
 
-    unwritten = frozenset({"narrow_band"})
+    unwritten = frozenset({"narrow_band", "dropped_frequencies", "dropped_chunks"})
 
     spec_augment: SpecAugmentSettings | None = SpecAugmentSettings()
     speeds: tuple[float, ...] = ()
     noise: NoiseSettings | None = None
     narrow_band: NarrowBandSettings | None = None
+    dropped_frequencies: DroppedFrequencies | None = None
+    dropped_chunks: DroppedChunks | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "Augmentation":
-        if wrong := [speed for speed in self.speeds if not SLOWEST <= speed <= FASTEST]:
-            raise ValueError(f"speeds has {wrong[0]}, expected numbers from {SLOWEST} to {FASTEST}")
+        check_speeds(self.speeds)
         return self
 
 

@@ -115,6 +115,22 @@ def group_into_silos(speakers: Speakers, *, count: int, seed: int) -> Groups:
     return group_by(silo_of, count=count).expand(speakers.rows)
 
 
+def balance_silos(speakers: Speakers, *, count: int, seed: int) -> Groups:
+    """Silos of about equal speech (Gao et al. 2022): each speaker of a seeded queue goes to the one with least so far.
+
+    So no two silos differ by more than the longest speaker has. The queue is random, as the paper's division is;
+    from the longest speaker down silos would be nearer still, but each would have one of the longest speakers.
+
+    Who is in which silo depends on how much others have said: a speaker who leaves moves everybody behind them in the
+    queue. So no guarantee is given.
+    """
+    held, silo_of = [0] * count, np.empty(len(speakers), dtype=np.int64)
+    for place in keyed_order(speakers.keys, seed, "users", "balanced silo").tolist():
+        silo_of[place] = least = held.index(min(held))
+        held[least] += int(speakers.samples[place])
+    return group_by(silo_of, count=count).expand(speakers.rows)
+
+
 def shuffle_utterances(store: UserIndex, speakers: Speakers, *, seed: int) -> Groups:
     """Clients as groups of *utterance* rows: all utterances shuffled, as many to each client as a speaker had."""
     own = utterances_of(store, speakers.rows)

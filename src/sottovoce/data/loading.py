@@ -49,9 +49,16 @@ class UsableCheck(Protocol):
 
 
 def load_speech(
-    store: Store, rows: Rows, tokens: Tokens | None, *, family: UsableCheck, settings: Any, longest_seconds: float
+    store: Store,
+    rows: Rows,
+    tokens: Tokens | None,
+    *,
+    family: UsableCheck,
+    settings: Any,
+    longest_seconds: float,
+    fastest: float = 1.0,
 ) -> Speech:
-    """Encode the texts of `rows` and leave out, counted, what no loss can be computed for.
+    """Encode the texts of `rows` and leave out, counted, what no loss can be computed for, also at the `fastest` speed.
 
     `tokens=None`, or an empty set, is for learning from speech alone: no text is read.
     """
@@ -74,7 +81,7 @@ def load_speech(
             except InputError:
                 left_out["text outside the token set"] += 1
                 continue
-        if (reason := family.unusable(settings, length, ids)) is not None:
+        if (reason := family.unusable(settings, int(length / fastest), ids)) is not None:
             left_out[reason] = left_out.get(reason, 0) + 1
             continue
         kept.append((row, length))

@@ -21,6 +21,7 @@ from sottovoce.base.seeds import name_key
 from sottovoce.base.units import SILO, SPEAKER
 from sottovoce.data.client_utterances import (
     HOLDOUT_NEEDS,
+    balance_silos,
     cap_utterances,
     deal_utterances,
     find_owners,
@@ -60,16 +61,18 @@ class PopulationSettings:
 
     `split` is one split of the store or several, taken together. With a `seed_part`, `part` says which side this
     population is: the speakers of the seed model, or the rest. `speakers_per_device` and `silos` belong to the client
-    rules of those names. `iid` deals all utterances out at random, to each client as many as a speaker had;
-    `iid_uniform` draws a client for every utterance, as the paper's Tables 5 and 6 do. A client below `min_seconds` is
-    left out (never a silo: how many there are is public); one above `max_seconds` keeps a random choice of its
-    utterances. `holdout` is the share of each client's utterances kept to test on that client (Gao et al.: 0.1).
+    rules of those names; with `balance` silos have about equal seconds of speech. `iid` deals all utterances out at
+    random, to each client as many as a speaker had; `iid_uniform` draws a client for every utterance, as the paper's
+    Tables 5 and 6 do. A client below `min_seconds` is left out (never a silo: how many there are is public); one above
+    `max_seconds` keeps a random choice of its utterances. `holdout` is the share of each client's utterances kept to
+    test on that client (Gao et al.: 0.1).
     """
 
     split: str | Sequence[str]
     clients: ClientRule = "speaker"
     speakers_per_device: int | None = None
     silos: int | None = None
+    balance: Literal["seconds"] | None = None
     min_seconds: float | None = None
     max_seconds: float | None = None
     holdout: float | None = None
@@ -90,6 +93,8 @@ class PopulationSettings:
                 raise InputError(f"{name}={value}: given exactly when clients={rule}, but clients={self.clients}")
             if value is not None and value < least:
                 raise InputError(f"{name}={value}: expected at least {least}")
+        if self.balance is not None and self.clients != "silo":
+            raise InputError(f"balance={self.balance}: only silos are balanced, but clients={self.clients}")
         self._check_amounts()
 
     def _check_amounts(self) -> None:
@@ -200,12 +205,17 @@ class Population:
     @property
     def privacy_unit(self) -> str | None:
         """Whom user-level privacy protects here: all that one client holds. None where there is no guarantee at all."""
-        return PRIVACY_UNITS.get(self.settings.clients)
+        return None if self.no_guarantee is not None else PRIVACY_UNITS[self.settings.clients]
 
     @property
     def no_guarantee(self) -> str | None:
         """Why no guarantee can be given, where there is none."""
         match self.settings.clients:
+            case "silo" if self.settings.balance is not None:
+                return (
+                    "clients.balance divides speakers by how much each has said, so that one who leaves moves others "
+                    "to other silos, and bounding one silo bounds nobody"
+                )
             case "speaker" | "silo":
                 return None
             case "device":
@@ -246,7 +256,7 @@ class Population:
         return {
             "store": self.store.name,
             "store_digest": self.store.digest,
-            "settings": asdict(self.settings) | {"split": list(self.settings.splits)},
+            "settings": _written(self.settings),
             "seed": self.seed,
             "digest": self.digest,
             "population_size": len(self),
@@ -340,7 +350,8 @@ def _members(store: UserIndex, speakers: Speakers, *, settings: PopulationSettin
             return group_into_devices(speakers, speakers_per_device=settings.speakers_per_device, seed=seed)
         case "silo":
             assert settings.silos is not None
-            return group_into_silos(speakers, count=settings.silos, seed=seed)
+            divide = group_into_silos if settings.balance is None else balance_silos
+            return divide(speakers, count=settings.silos, seed=seed)
         case "iid":
             return shuffle_utterances(store, speakers, seed=seed)
         case "iid_uniform":
@@ -353,6 +364,12 @@ def _kept_utterances(store: UserIndex, settings: PopulationSettings, members: Gr
     if settings.max_samples is None:
         return utterances
     return cap_utterances(store, utterances, max_samples=settings.max_samples, seed=seed)
+
+
+def _written(settings: PopulationSettings) -> dict[str, Any]:
+    """Settings as a record has them; what came later is not written where it is None."""
+    found = asdict(settings) | {"split": list(settings.splits)}
+    return {name: value for name, value in found.items() if value is not None or name != "balance"}
 
 
 def _hours(samples: Integers) -> float:

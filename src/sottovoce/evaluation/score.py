@@ -253,7 +253,7 @@ def score_hypotheses(
             fact: tuple(_score_group(counts_S4[who], fact=fact, value=value, seed=seed) for value, who in found.items())
             for fact, found in group_speakers(facts, smallest=smallest_group).items()
         },
-        normalisation=normaliser.as_json(),
+        normalisation=normaliser.as_json() | ({} if normaliser.reads_originals else {"name": store.spelling}),
         collapsed=sum(collapses) if collapses else None,
     )
 

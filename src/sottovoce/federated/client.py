@@ -22,11 +22,12 @@ from torch import Tensor
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import derive, torch_stream
-from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
+from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings, check_speeds
 from sottovoce.data.audio.batches import Batch, plan_client_batches
-from sottovoce.data.audio.waveforms import Features, Waveforms, pack_waveforms
+from sottovoce.data.audio.time_domain import DroppedChunks, DroppedFrequencies, augment_waveforms
+from sottovoce.data.audio.waveforms import Features, Waveforms, join_waveforms, pack_waveforms
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
-from sottovoce.data.loading import Speech, load_speech, plan_reading, read_speech
+from sottovoce.data.loading import Speech, load_batch, load_speech, plan_reading, read_speech
 from sottovoce.data.population import Client, Population
 from sottovoce.data.store import Store
 from sottovoce.data.text.tokens import Tokens
@@ -76,7 +77,8 @@ class LocalTraining:
 
     A batch has at most `batch_seconds` of padded speech, and at most `batch_utterances` where that is given. `order:
     ascending` takes a client's utterances from the shortest to the longest in every epoch; None shuffles them.
-    SpecAugment is used from server step `spec_augment_from` on.
+    SpecAugment is used from server step `spec_augment_from` on. `speeds`, `dropped_frequencies` and `dropped_chunks`
+    are drawn anew for every utterance of every local step, whose samples are in memory together.
     """
 
     batch_seconds: float
@@ -92,6 +94,9 @@ class LocalTraining:
     order: Literal["ascending"] | None = None
     time_line: StreamSettings | None = None
     narrow_band: NarrowBandSettings | None = None
+    speeds: tuple[float, ...] | None = None
+    dropped_frequencies: DroppedFrequencies | None = None
+    dropped_chunks: DroppedChunks | None = None
 
     def __post_init__(self) -> None:
         if self.time_line is not None:
@@ -115,6 +120,7 @@ class LocalTraining:
             raise InputError(f"local: clip_gradients={self.clip_gradients}, expected a positive number or inf")
         if self.spec_augment_from < 0:
             raise InputError(f"local: spec_augment_from={self.spec_augment_from}, expected at least 0")
+        check_speeds(self.speeds or (), where="local: ")
         self.built_optimiser()
 
     def _check_time_line(self) -> None:
@@ -133,6 +139,11 @@ class LocalTraining:
     def optimiser_remembers(self) -> bool:
         """Whether the local optimiser has a state, which would move a client even without a gradient."""
         return bool(self.built_optimiser().init([torch.zeros(1)]).slots)
+
+    @property
+    def augments_waveforms(self) -> bool:
+        """Whether samples are changed before features are made of them, so that no features can be used again."""
+        return bool(self.speeds) or self.dropped_frequencies is not None or self.dropped_chunks is not None
 
     def spec_augment_at(self, step: int) -> SpecAugmentSettings | None:
         """SpecAugment as it stands at server step `step`."""
@@ -186,7 +197,13 @@ class ClientContext:
         if known is None:
             rows, longest = client.utterances, min(self.longest_seconds, self.local.batch_seconds)
             known = load_speech(
-                self.store, rows, self.tokens, family=self.family, settings=self.model, longest_seconds=longest
+                self.store,
+                rows,
+                self.tokens,
+                family=self.family,
+                settings=self.model,
+                longest_seconds=longest,
+                fastest=max(1.0, *(self.local.speeds or (1.0,))),
             )
             self._known.keep(client.index, known, size=speech_bytes(known))
         return known
@@ -219,14 +236,32 @@ class ClientContext:
             local_steps=self.local.local_steps,
         )
 
-    def draws(self, client: Client, speech: Speech, batches: Sequence[Batch], *, step: int) -> list[StepDraws]:
-        """What chance decides in each of the local steps of `client`."""
+    def augment(
+        self, client: Client, speech: Speech, batches: Sequence[Batch], *, step: int, device: torch.device
+    ) -> list[Waveforms]:
+        """The utterances of each of the local steps of `client`, augmented in the time domain by its own draws."""
+        generator, local = torch_stream(self.seed, "local waveforms", step, client.key), self.local
+        return [
+            augment_waveforms(
+                load_batch(speech, batch, device=device),
+                speeds=local.speeds or (),
+                dropped_frequencies=local.dropped_frequencies,
+                dropped_chunks=local.dropped_chunks,
+                generator=generator,
+            )
+            for batch in batches
+        ]
+
+    def draws(
+        self, client: Client, speech: Speech, batches: Sequence[Batch], *, step: int, samples: Sequence[int]
+    ) -> list[StepDraws]:
+        """What chance decides in each of the local steps of `client`; `samples` are those of the longest in each."""
         sizes = [len(batch.rows) for batch in batches]
         begun = accumulate(sizes[:-1], initial=0)  # utterances before each step; a pass holds each of them once
         return draw_steps(
             self.family,
             sizes,
-            samples=[int(speech.lengths[batch.rows].max()) for batch in batches],
+            samples=samples,
             settings=self.model,
             spec_augment=self.local.spec_augment_at(step),
             generator=torch_stream(self.seed, "local steps", step, client.key),
@@ -289,11 +324,20 @@ def load_client(
 ) -> LoadedClient:
     """Read a client's speech, unless its features are in the `cache`; InputError or OSError where it cannot be used."""
     client, speech, batches = planned.client, planned.speech, planned.batches
-    draws = context.draws(client, speech, batches, step=step)
     once = context.local.time_line is not None
     used, lines = plan_reading(speech, batches, most_seconds=0.0 if once else WHOLE_SPEECH_SECONDS)
-    whole = not once and len(used) == len(speech.rows)
-    sound = (cache.get(client.index) if whole else None) or pack_waveforms(*read_speech(speech, used), device=device)
+    sound: Waveforms | Features
+    if context.local.augments_waveforms:
+        heard = context.augment(client, speech, batches, step=step, device=device)
+        sound, whole = join_waveforms(heard), False
+        lines = list(torch.split(torch.arange(len(sound)), [len(part) for part in heard]))
+        longest = [int(part.lengths_U.max()) for part in heard]
+    else:
+        whole = not once and len(used) == len(speech.rows)
+        kept = cache.get(client.index) if whole else None
+        sound = kept or pack_waveforms(*read_speech(speech, used), device=device)
+        longest = [int(speech.lengths[batch.rows].max()) for batch in batches]
+    draws = context.draws(client, speech, batches, step=step, samples=longest)
     seconds = sum(float(speech.lengths[batch.rows].sum()) for batch in batches) / SAMPLE_RATE
     amount = (len(used), seconds) if once else (len(speech.rows), client.seconds)
     return LoadedClient(client, speech, sound, whole, lines, draws, seconds, *amount)

@@ -111,6 +111,8 @@ def check_network_recipe(recipe: Recipe, *, population_size: int) -> None:
         )
     if rule == "silo" and settings.clients.silos != population_size:
         raise InputError(f"federation.clients.silos={settings.clients.silos}: the roster has {population_size}")
+    if settings.clients.balance is not None:
+        raise InputError(f"federation.clients.balance={settings.clients.balance}: over a network silos are as they are")
     if private.population_size not in (None, population_size):
         raise InputError(
             f"federation.privacy.population_size={private.population_size}: the roster has {population_size}"

@@ -26,7 +26,7 @@ from sottovoce.report.parts import (
 from sottovoce.report.records import Record, RunRecord
 from sottovoce.report.run_facts import RUN_FACTS
 
-PAPER_WER = "paper-wer"
+PAPER_WER, PAPER_WERR = "paper-wer", "paper-werr"
 SIZES = ("population_size", "cohort_size", "central_steps")
 EPSILONS = ("paper_epsilon", "epsilon_rdp", "epsilon_pld")
 
@@ -39,6 +39,7 @@ def paper_section(runs: Sequence[RunRecord]) -> PageSection | None:
 def paper_tables(runs: Sequence[RunRecord]) -> list[Table]:
     """Published numbers beside ours, where a recipe names where they are printed."""
     rates: list[Row] = []
+    gains: list[Row] = []
     clients: list[Row] = []
     extrapolated: list[Row] = []
     for run in runs:
@@ -47,6 +48,7 @@ def paper_tables(runs: Sequence[RunRecord]) -> list[Table]:
         for name, theirs in (paper.get("wer") or {}).items():
             wers = f"{theirs:.1f} %{mark}", show_percent(run.tests.get(name, {}).get("wer"))
             rates.append((run.label, show_text(paper.get("place")), name, *wers))
+        gains += _improvements(run, runs, mark)
         ours, theirs = run.population.get("population_size"), paper.get("population_size")
         if ours is not None and theirs is not None:
             change = f"{100 * (ours - theirs) / theirs:+.2g} %"
@@ -58,10 +60,26 @@ def paper_tables(runs: Sequence[RunRecord]) -> list[Table]:
     doubts = " ".join(f"Unverified: {show_text(why)}." for why in dict.fromkeys(doubted) if why is not None)
     found = [
         make_table(PAPER_WER, rates, doubts=doubts),
+        make_table(PAPER_WERR, gains),
         make_table("paper-clients", clients),
         make_table("paper-epsilon", extrapolated),
     ]
     return [table for table in found if table.rows]
+
+
+def _improvements(run: RunRecord, runs: Sequence[RunRecord], mark: str) -> list[Row]:
+    """Relative improvements in WER on each test set for which the paper prints one."""
+    paper, seed = run.paper, run.config.get("seed")
+    place, against = show_text(paper.get("place")), show_text(paper.get("against"))
+    alike = (one for one in runs if one.paper.get("place") == paper.get("against") and one.config.get("seed") == seed)
+    baseline = next(alike, None)
+    rows: list[Row] = []
+    for name, theirs in (paper.get("werr") or {}).items():
+        own = run.tests.get(name, {}).get("wer")
+        before = None if baseline is None else baseline.tests.get(name, {}).get("wer")
+        ours = NOTHING if own is None or not before else f"{100 * (before - own) / before:.2f} %"
+        rows.append((run.label, place, name, against, f"{theirs:.2f} %{mark}", ours))
+    return rows
 
 
 def _extrapolated(run: RunRecord) -> Sequence[Record]:

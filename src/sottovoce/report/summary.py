@@ -17,7 +17,7 @@ from sottovoce.privacy.calibration import Accountant
 from sottovoce.report.comparisons import difference_table
 from sottovoce.report.joint import NOBODY, Declared, joint_sentences
 from sottovoce.report.page import Opening, ReportPage, build_report, write_page
-from sottovoce.report.paper_comparison import PAPER_WER, noise_tables, paper_tables
+from sottovoce.report.paper_comparison import PAPER_WER, PAPER_WERR, noise_tables, paper_tables
 from sottovoce.report.parts import show_epsilon
 from sottovoce.report.populations import common_accountant, larger_population
 from sottovoce.report.records import Record, RunRecord, read_run
@@ -133,7 +133,8 @@ def _of_papers(runs: Sequence[RunRecord]) -> tuple[Table, ...]:
     """Several runs as a paper prints them: in the layout of its table of noise and clipping, or cell by cell."""
     if len(runs) < 2:
         return ()
-    return tuple(noise_tables(runs) or [table for table in paper_tables(runs) if table.name == PAPER_WER])
+    cells = (PAPER_WER, PAPER_WERR)
+    return tuple(noise_tables(runs) or [table for table in paper_tables(runs) if table.name in cells])
 
 
 def _start_rows(federated: Sequence[RunRecord], figures: Row) -> list[Row]:

@@ -16,8 +16,8 @@ from torch import Tensor
 from sottovoce.base.processes import ALONE, Processes
 from sottovoce.base.seeds import torch_stream
 from sottovoce.config import Augmentation, CentralSettings, CentralSteps, Recipe
-from sottovoce.data.audio.augment import add_noise, perturb_speed
 from sottovoce.data.audio.batches import BatchPiece
+from sottovoce.data.audio.time_domain import augment_waveforms
 from sottovoce.data.audio.waveforms import Waveforms
 from sottovoce.data.loading import DataPosition, Speech, StepData, iterate_steps, prefetch
 from sottovoce.evaluation.losses import compute_mean_figures, select_speech
@@ -256,7 +256,14 @@ def train_step(
 
     def gradients(piece: BatchPiece, recordings: Waveforms) -> tuple[Tensor, Sequence[Tensor | None]]:
         generator = chance(piece)
-        batch = _augment(recordings, augment, generator)
+        batch = augment_waveforms(
+            recordings,
+            speeds=augment.speeds,
+            noise=augment.noise,
+            dropped_frequencies=augment.dropped_frequencies,
+            dropped_chunks=augment.dropped_chunks,
+            generator=generator,
+        )
         (draws,) = draw_steps(
             family,
             [len(batch)],
@@ -291,20 +298,6 @@ def train_step(
             tensor.div_(common.batches)
     norm, norms = weights.step(lr=lr, max_norm=common.max_norm)
     return loss, norm, norms
-
-
-def _augment(batch: Waveforms, augment: Augmentation, generator: torch.Generator) -> Waveforms:
-    """Speed and noise, where the recipe asks for them."""
-    device = batch.samples_N.device
-    if augment.speeds:
-        lengths_U = batch.lengths_U.to(device)
-        lines_UN, lengths_U = perturb_speed(batch.padded_UN, lengths_U, generator=generator, speeds=augment.speeds)
-        batch = batch.with_samples(lines_UN, lengths_U.cpu())
-    if augment.noise is not None:
-        lengths_U = batch.lengths_U.to(device)
-        noisy_UN = add_noise(batch.padded_UN, lengths_U, settings=augment.noise, generator=generator)
-        batch = batch.with_samples(noisy_UN, batch.lengths_U)
-    return batch
 
 
 def run_central(recipe: Recipe, target: RunTarget, *, context: RunContext, processes: Processes) -> Outcome:

@@ -44,7 +44,10 @@ CORPORA = {
         f"commonvoice-{code}": f"commonvoice cv-corpus-13.0-2023-03-09/{code} --as-released"
         for code in ("en", "fr", "de")
     },
-    **{f"commonvoice6-{code}": f"commonvoice cv-corpus-6.1-2020-12-11/{code}" for code in ("fr", "it")},
+    **{
+        f"commonvoice6-{code}": f"commonvoice cv-corpus-6.1-2020-12-11/{code} --spelling gao2022"
+        for code in ("fr", "it")
+    },
     "librilight-large": "librilight librilight --split large --point",
     "mls-french": "mls mls_french",
 }

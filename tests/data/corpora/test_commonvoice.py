@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -6,6 +7,9 @@ import pytest
 from sottovoce.base.errors import InputError
 from sottovoce.data.corpora import commonvoice
 from sottovoce.data.corpora.corpus import ProblemKind
+from sottovoce.data.store import Store, pack_corpus
+from sottovoce.data.text.normalisation import foreign_characters, normalise_text
+from sottovoce.data.text.spelling import Spelling, spell_as_gao
 
 WriteTone = Callable[[Path], Path]
 
@@ -132,3 +136,48 @@ def test_as_released_nobody_is_left_out_for_a_digit(release: Path) -> None:
     ]
     kept = [[u.text for u in own.render(speaker).utterances] for speaker in own.speakers]
     assert kept == [[], ["so well-known indeed"], []]
+
+
+def test_spelled_as_gao_hyphens_part_words_and_digits_stay(release: Path) -> None:
+    sentences = {"a": "Peut-être 66", "b": "Est-ce l'été ?", "c": "Bonjour", "d": "ça"}
+    rows = [row("u", clip, sentence) for clip, sentence in sentences.items()]
+    write_table(release / "en" / "train.tsv", HEADERS["6.1"], rows)
+    own, theirs = (
+        commonvoice.read_commonvoice(release / "en", language="fr", spelling=spelling)
+        for spelling in (Spelling.OURS, Spelling.GAO)
+    )
+    (rendered,) = (theirs.render(speaker) for speaker in theirs.speakers)
+    assert [utterance.text for utterance in rendered.utterances] == ["peut être 66", "est ce l'été", "bonjour"]
+    assert [
+        (problem.kind, problem.detail) for problem in rendered.problems if problem.kind is not ProblemKind.RESAMPLED
+    ] == [
+        (ProblemKind.LEFT_OUT_BY_OURS, "6"),
+        (ProblemKind.SPELLED_OTHERWISE, "-"),
+        (ProblemKind.SHORT_TEXT, ""),
+    ]
+    kept = [utterance.text for speaker in own.speakers for utterance in own.render(speaker).utterances]
+    assert kept == ["est-ce l'été", "bonjour", "ça"]
+
+
+def test_two_spellings_at_once_and_unknown_languages_are_refused_before_anything_is_read(release: Path) -> None:
+    write_table(release / "en" / "train.tsv", HEADERS["6.1"], [row("u", "a")])
+    with pytest.raises(InputError, match="spelling=gao2022 with as_released, which is pelikan2025"):
+        commonvoice.read_commonvoice(release, spelling=Spelling.GAO, as_released=True)
+    with pytest.raises(InputError, match="spelling=gao2022 with language=de"):
+        commonvoice.read_commonvoice(release / "en", language="de", spelling=Spelling.GAO)
+
+
+@pytest.mark.skipif("SOTTOVOCE_DATA" not in os.environ, reason="SOTTOVOCE_DATA names no folder with real speech")
+def test_real_french_texts_that_differ_between_our_rules_and_gaos(tmp_path: Path) -> None:
+    """What `prepare --spelling gao2022` prints of real clips, counted here by hand from both rules."""
+    folder = Path(os.environ["SOTTOVOCE_DATA"]) / "commonvoice-fr-mini" / "cv-corpus-6.1" / "fr"
+    corpus = commonvoice.read_commonvoice(folder, spelling=Spelling.GAO)
+    pack_corpus(corpus, tmp_path / "store", workers=1)
+    store = Store(tmp_path / "store")
+    original = [store.utterance(row).raw_text or "" for row in range(store.utterance_count)]
+    ours = [normalise_text(text, "fr") for text in original]
+    differ = sum(text != spell_as_gao(raw, "fr") for raw, text in zip(original, ours, strict=True))
+    left_out = sum(bool(foreign_characters(text, "fr")) for text in ours)
+    assert corpus.problems.counts[ProblemKind.LEFT_OUT_BY_OURS] == left_out
+    assert corpus.problems.counts[ProblemKind.SPELLED_OTHERWISE] + left_out == differ > 0
+    assert store.spelling == store.header["spelling"] == "gao2022"

@@ -21,6 +21,7 @@ RECIPES = {
     "speaker": "",
     "device": "clients='device', speakers_per_device=2",
     "silo": "clients='silo', silos=3",
+    "balanced": "clients='silo', silos=3, balance='seconds'",
     "iid": "clients='iid'",
     "iid_uniform": "clients='iid_uniform'",
     "federation": "seed_part=SeedPart(fraction=0.3)",
@@ -68,6 +69,13 @@ def twin_silo():
     silos = [[], [], []]
     for name, own in utterances().items():
         silos[mix(name_key(name) ^ derive(SEED, "users", "silo")) % 3] += own
+    return {f"silo-{number}": members for number, members in enumerate(silos)}
+
+
+def twin_balanced():
+    own, silos = utterances(), [[], [], []]
+    for name in queue({name: name_key(name) for name in own}, "balanced silo"):
+        min(silos, key=lambda silo: sum(length for _, _, length in silo)).extend(own[name])
     return {f"silo-{number}": members for number, members in enumerate(silos)}
 
 
@@ -168,6 +176,11 @@ GOLDEN = {
         "silo-0=[3, 4, 5, 6, 7, 8, 9, 25, 26]/[]",
         "silo-1=[0, 1, 2, 10, 11, 12, 13, 14, 18, 19, 20]/[]",
         "silo-2=[15, 16, 17, 21, 22, 23, 24]/[]",
+    ],
+    "balanced": [
+        "silo-0=[0, 1, 2, 6, 7, 8, 9, 16, 17, 25, 26]/[]",
+        "silo-1=[10, 11, 12, 13, 14, 18, 19, 20]/[]",
+        "silo-2=[3, 4, 5, 15, 21, 22, 23, 24]/[]",
     ],
     "iid": [
         "iid-0=[18, 21]/[]",

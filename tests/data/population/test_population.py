@@ -29,6 +29,7 @@ speaker_rules = st.sampled_from(
         {"clients": "device", "speakers_per_device": 3},
         {"clients": "silo", "silos": 1},
         {"clients": "silo", "silos": 3},
+        {"clients": "silo", "silos": 3, "balance": "seconds"},
     ]
 )
 rules = speaker_rules | st.just({"clients": "iid"}) | st.just({"clients": "iid_uniform"})
@@ -239,6 +240,26 @@ def test_a_silo_that_nobody_falls_into_stays_a_client(index):
     assert population.privacy_unit == "silo with all its speakers"
 
 
+@given(crowd=crowds, silos=st.integers(1, 8), seed=seeds)
+def test_balanced_silos_differ_by_no_more_than_one_speaker_and_promise_nothing(index, crowd, silos, seed):
+    store = index(crowd)
+    population = build(store, seed=seed, clients="silo", silos=silos, balance="seconds")
+    longest = build(store, seed=seed).seconds.max()
+    assert len(population) == silos
+    assert population.seconds.max() - population.seconds.min() <= longest * (1 + 1e-12)
+    assert population.privacy_unit is None
+    assert "clients.balance divides speakers by how much each has said" in population.no_guarantee
+
+
+def test_balance_is_recorded_where_it_is_asked_for(index):
+    found = [
+        build(index(NINE), split="a", clients="silo", silos=3, **asked).describe()["settings"]
+        for asked in ({}, {"balance": "seconds"})
+    ]
+    assert "balance" not in found[0]
+    assert found[1] == found[0] | {"balance": "seconds"}
+
+
 @given(crowd=crowds, seed=seeds)
 def test_iid_keeps_amounts_and_promises_nothing(index, crowd, seed):
     store = index(crowd)
@@ -326,6 +347,7 @@ NINE = {("a", f"speaker-{i}"): [1000 * (i + 1) + j for j in range(i % 4 + 1)] fo
 SEEDED = {
     "device": {"clients": "device", "speakers_per_device": 2},
     "silo": {"clients": "silo", "silos": 3},
+    "silo, balanced": {"clients": "silo", "silos": 3, "balance": "seconds"},
     "iid": {"clients": "iid"},
     "iid, drawn": {"clients": "iid_uniform"},
     "seed part": {"seed_part": SeedPart(fraction=0.3)},
@@ -371,6 +393,7 @@ def test_a_record_is_json_and_ids_are_names(index):
         ({"clients": "silo", "silos": 0}, "silos=0: expected at least 1"),
         ({"clients": "silo"}, "silos=None: given exactly when clients=silo"),
         ({"silos": 3}, "silos=3: given exactly when clients=silo, but clients=speaker"),
+        ({"balance": "seconds"}, "balance=seconds: only silos are balanced, but clients=speaker"),
         ({"clients": "device", "speakers_per_device": 1}, "speakers_per_device=1: expected at least 2"),
         ({"min_seconds": 1e6}, "min_seconds=1000000.0: no client has as much, the longest has 2.0 s"),
         ({"min_seconds": 3, "max_seconds": 2}, "min_seconds=3: expected no more than max_seconds=2"),

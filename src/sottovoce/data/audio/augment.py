@@ -1,5 +1,5 @@
 """Augmentation, batched, on the device of its input: SpecAugment and narrow bands on features; speed and noise on
-waveforms.
+waveforms. `time_domain` has the rest of what is done to waveforms.
 
 Randomness is a torch.Generator argument. Draws are made on the generator's device and do not depend on the
 utterances' lengths, so the same generator gives the same masks however a batch is padded. Nothing waits for the device.
@@ -8,6 +8,7 @@ utterances' lengths, so the same generator gives the same masks however a batch 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -132,7 +133,7 @@ def empty_bands(features_BTF: Tensor, frame_lengths_B: Tensor, bands_B2: Tensor,
 
 
 def perturb_speed(
-    waveforms_BN: Tensor, lengths_B: Tensor, *, generator: torch.Generator, speeds: tuple[float, ...] = SPEEDS
+    waveforms_BN: Tensor, lengths_B: Tensor, *, generator: torch.Generator, speeds: Sequence[float] = SPEEDS
 ) -> tuple[Tensor, Tensor]:
     """Plays each utterance at one of `speeds`, drawn evenly: tempo and pitch change together, as on tape.
 
@@ -140,7 +141,7 @@ def perturb_speed(
     """
     choice_B = torch.randint(len(speeds), (len(lengths_B),), generator=generator, device=generator.device)
     choice_B = choice_B.to(waveforms_BN.device, non_blocking=True)
-    samples_BN = _as_float(waveforms_BN).where(_inside(lengths_B, waveforms_BN.shape[1]), 0.0)
+    samples_BN = as_float(waveforms_BN).where(inside_lengths(lengths_B, waveforms_BN.shape[1]), 0.0)
     longest = math.ceil(waveforms_BN.shape[1] / Fraction(min(speeds)).limit_denominator(100))
     result_BN, result_B = samples_BN.new_zeros(len(lengths_B), longest), torch.zeros_like(lengths_B)
     # Every speed is computed for every row: the convolutions are cheap, and picking rows would wait for the device.
@@ -150,6 +151,12 @@ def perturb_speed(
         result_BN = torch.where((choice_B == index)[:, None], played_BN, result_BN)
         result_B = torch.where(choice_B == index, played_B, result_B)
     return result_BN, result_B
+
+
+def check_speeds(speeds: Sequence[float], *, where: str = "") -> None:
+    """Refuse what is no longer speech."""
+    if wrong := [speed for speed in speeds if not SLOWEST <= speed <= FASTEST]:
+        raise InputError(f"{where}speeds has {wrong[0]}, expected numbers from {SLOWEST} to {FASTEST}")
 
 
 def change_speed(samples_BN: Tensor, lengths_B: Tensor, *, speed: float) -> tuple[Tensor, Tensor]:
@@ -167,7 +174,7 @@ def change_speed(samples_BN: Tensor, lengths_B: Tensor, *, speed: float) -> tupl
     phases = torch.nn.functional.conv1d(padded_BN, filters.to(samples_BN.device), stride=step_in)
     played_BN = phases.transpose(1, 2).flatten(1)[:, :out_samples]
     played_B = -(-lengths_B * step_out // step_in)
-    return played_BN.where(_inside(played_B, out_samples), 0.0), played_B
+    return played_BN.where(inside_lengths(played_B, out_samples), 0.0), played_B
 
 
 def _resampling_filters(step_in: int, step_out: int) -> tuple[Tensor, int]:
@@ -211,9 +218,9 @@ def add_noise(
 
 def mix_at_snr(waveforms_BN: Tensor, lengths_B: Tensor, *, noise_BN: Tensor, snr_db_B: Tensor) -> Tensor:
     """Adds noise scaled to `snr_db_B` below each utterance's mean power; silence stays silence, padding stays zero."""
-    inside_BN = _inside(lengths_B, waveforms_BN.shape[1])
-    samples_BN = _as_float(waveforms_BN).where(inside_BN, 0.0)
-    noise_BN = _as_float(noise_BN).where(inside_BN, 0.0)
+    inside_BN = inside_lengths(lengths_B, waveforms_BN.shape[1])
+    samples_BN = as_float(waveforms_BN).where(inside_BN, 0.0)
+    noise_BN = as_float(noise_BN).where(inside_BN, 0.0)
     # Both sums run over the same samples, so their ratio is the ratio of the mean powers.
     energy_B, noise_energy_B = samples_BN.square().sum(1), noise_BN.square().sum(1)
     wanted_B = energy_B * 10 ** (-snr_db_B / 10)
@@ -237,11 +244,11 @@ def _on_device(generator: torch.Generator, device: torch.device) -> torch.Genera
     return torch.Generator(device).manual_seed(int(torch.randint(2**62, (), generator=generator)))
 
 
-def _inside(lengths_B: Tensor, samples: int) -> Tensor:
+def inside_lengths(lengths_B: Tensor, samples: int) -> Tensor:
     """True where a sample belongs to its utterance: [B, N]."""
     return torch.arange(samples, device=lengths_B.device) < lengths_B[:, None]
 
 
-def _as_float(waveforms_BN: Tensor) -> Tensor:
+def as_float(waveforms_BN: Tensor) -> Tensor:
     """Float32 samples in [-1, 1)."""
     return waveforms_BN * INT16_SCALE if waveforms_BN.dtype == torch.int16 else waveforms_BN.float()

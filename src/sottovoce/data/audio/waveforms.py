@@ -110,6 +110,24 @@ def pad_waveforms(
     )
 
 
+def join_waveforms(parts: Sequence[Waveforms]) -> Waveforms:
+    """All utterances of padded `parts`, in order, packed as `pack_waveforms` does."""
+    lines, starts, begin = [], [], 0
+    for part in parts:
+        padded_UN = part.padded_UN
+        slot = -(-max(padded_UN.shape[1], WINDOW_SAMPLES) // HOP_SAMPLES) * HOP_SAMPLES
+        lines.append(torch.nn.functional.pad(padded_UN, (0, slot - padded_UN.shape[1])).reshape(-1))
+        starts.append(begin + torch.arange(len(part)) * slot)
+        begin += len(part) * slot
+    return Waveforms(
+        torch.cat(lines),
+        torch.cat(starts),
+        torch.cat([part.lengths_U for part in parts]),
+        _concatenate_padded([part.tokens_UL for part in parts]),
+        torch.cat([part.token_lengths_U for part in parts]),
+    )
+
+
 def pad_tokens(tokens: Texts) -> tuple[Tensor, Tensor]:
     """Texts as one tensor [U, L], zero behind each, and their lengths [U]."""
     lengths = np.array([len(own) for own in tokens], dtype=np.int64)

@@ -10,6 +10,7 @@ from sottovoce.data.corpora.listing import wrong_layout
 from sottovoce.data.corpora.rendering import make_file_corpus
 from sottovoce.data.corpora.tables import open_table
 from sottovoce.data.corpora.tsv import CLIPS, Columns, Manifest, list_speakers
+from sottovoce.data.text.spelling import Spelling
 
 _STANDARD_SPLITS = ("train", "dev", "test")
 _FALLBACK_SPLIT = "validated"  # every usable clip, of which the standard splits are a part
@@ -21,14 +22,18 @@ def read_commonvoice(
     *,
     splits: Sequence[str] | None = None,
     language: str | None = None,
+    spelling: Spelling = Spelling.OURS,
     as_released: bool = False,
     strict: bool = False,
 ) -> Corpus[Speaker]:
     """One language of Common Voice; `root` is its folder, or the release's if that holds `language` or just one.
 
-    The splits are train, dev and test, as far as they are there, else validated. A user is a `client_id`. `as_released`
-    spells as the code of Pelikan et al. (2025) does, so that nobody is left out for a digit.
+    The splits are train, dev and test, as far as they are there, else validated. A user is a `client_id`. `spelling`
+    says by whose rules texts are spelled; by those of the papers' codes nobody is left out for a digit. `as_released`
+    is short for those of Pelikan et al. (2025).
     """
+    if as_released and spelling not in (Spelling.OURS, Spelling.PELIKAN):
+        raise InputError(f"spelling={spelling} with as_released, which is pelikan2025: expected one of them")
     log = ProblemLog(strict=strict)
     folder = _language_folder(Path(root), language)
     tables = [folder / f"{split}.tsv" for split in _chosen_splits(folder, splits)]
@@ -41,7 +46,7 @@ def read_commonvoice(
         speakers=speakers,
         folders=[clips],
         log=log,
-        as_released=as_released,
+        spelling=Spelling.PELIKAN if as_released else Spelling(spelling),
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.base.errors import InputError
+from sottovoce.data.text.spelling import Spelling
 
 SAMPLE_RATE = 16_000
 EXAMPLES_KEPT = 3
@@ -44,6 +45,7 @@ class ProblemKind(StrEnum):
     MISSING_TEXT = "audio with no text"
     EMPTY_TEXT = "text that normalises to nothing"
     FOREIGN_TEXT = "text with characters outside the language's alphabet"
+    SHORT_TEXT = "text of fewer than 3 characters"
     UNREADABLE_AUDIO = "audio that cannot be decoded"
     TRUNCATED_AUDIO = "audio shorter than its header says"
     EMPTY_AUDIO = "zero-length audio"
@@ -61,6 +63,8 @@ class ProblemKind(StrEnum):
     LOW_RESOLUTION = "fewer than 16 bits per sample", True, True
     RESAMPLED = "other sample rate, resampled", True, True
     UNWRITTEN = "text with characters that no token writes, left out of it", True, True
+    SPELLED_OTHERWISE = "text that our own rules spell otherwise", True, True
+    LEFT_OUT_BY_OURS = "text that our own rules leave out", True, True
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +228,7 @@ class Corpus(Generic[S]):
 
     `render` must be picklable and a function of its argument alone: it runs in worker processes, in any order. With
     `root` it gives spans of files below that folder instead of samples. `clips_per_task`: no worker renders more of
-    a speaker's clips at once.
+    a speaker's clips at once. `spelling`: by whose rules its texts are spelled.
     """
 
     name: str
@@ -234,3 +238,4 @@ class Corpus(Generic[S]):
     problems: ProblemLog = field(default_factory=ProblemLog)
     root: str | None = None
     clips_per_task: int | None = None
+    spelling: Spelling = Spelling.OURS

@@ -31,6 +31,7 @@ from sottovoce.data.corpora.corpus import (
 from sottovoce.data.corpora.flac import point_into
 from sottovoce.data.corpora.truncation import is_truncated
 from sottovoce.data.text.normalisation import alphabet, foreign_characters, normalise_text, spell_as_released
+from sottovoce.data.text.spelling import SHORTEST_GAO, Spelling, spell_as_gao
 
 Sample = TypeVar("Sample", np.int16, np.float32)
 Samples = NDArray[np.int16] | FileSpan
@@ -53,13 +54,15 @@ def make_file_corpus(
     folders: Iterable[str | Path],
     log: ProblemLog,
     root: str | Path | None = None,
-    as_released: bool = False,
+    spelling: Spelling = Spelling.OURS,
 ) -> Corpus[Speaker]:
     """A corpus of audio files inside `folders`, in its one order: speakers by split and name, clips as they come.
 
-    With `root` nothing is copied: a store points into the files below it. `as_released`: see `FileRenderer`.
+    With `root` nothing is copied: a store points into the files below it. `spelling`: see `FileRenderer`.
     """
     alphabet(language)  # refuses what is no language code before hours of work
+    if spelling is Spelling.GAO:
+        spell_as_gao("", language)  # refuses a language that it has no rules for
     ordered = sorted(speakers, key=lambda speaker: (speaker.split, speaker.name))
     if not any(speaker.clips for speaker in ordered):
         reasons = "; ".join(f"{kind} ({count})" for kind, count in log.counts.items()) or "it is empty"
@@ -67,7 +70,8 @@ def make_file_corpus(
     _report_overlaps(ordered, log)
     real_folders = tuple(sorted({os.path.realpath(folder) for folder in folders}))
     root = None if root is None else os.path.abspath(root)
-    return Corpus(name, language, ordered, FileRenderer(language, real_folders, root, as_released), log, root=root)
+    renderer = FileRenderer(language, real_folders, root, spelling)
+    return Corpus(name, language, ordered, renderer, log, root=root, spelling=spelling)
 
 
 def _report_overlaps(speakers: Iterable[Speaker], log: ProblemLog) -> None:
@@ -84,14 +88,14 @@ def _report_overlaps(speakers: Iterable[Speaker], log: ProblemLog) -> None:
 class FileRenderer:
     """Reads a speaker's audio files. `folders` are real paths; a link that leads out of all of them is refused.
 
-    With `root` the files are only looked at, and pointed into by their paths below it. `as_released` spells as Pelikan
-    et al.'s code does, which keeps an utterance whose text cannot be written whole.
+    With `root` the files are only looked at, and pointed into by their paths below it. `spelling`: by whose rules texts
+    are spelled; the released codes keep utterances that our own leave out.
     """
 
     language: str
     folders: tuple[str, ...]
     root: str | None = None
-    as_released: bool = False
+    spelling: Spelling = Spelling.OURS
 
     def __call__(self, speaker: Speaker) -> RenderedSpeaker:
         utterances: list[RenderedUtterance] = []
@@ -99,7 +103,7 @@ class FileRenderer:
         whole: dict[str, Sound] = {}
         for clip in speaker.clips:
             try:
-                text, unwritten = self._text(clip)
+                text, respelled = self._text(clip)
                 if clip.path not in whole:  # the parts of a file come one after another: it is decoded once
                     whole = {clip.path: self.sound(clip.path)}
                 samples, conversions = whole[clip.path]
@@ -109,8 +113,7 @@ class FileRenderer:
             except Unusable as reason:
                 problems.append(Problem(reason.kind, clip.path, reason.detail))
                 continue
-            conversions = conversions + ([(ProblemKind.UNWRITTEN, unwritten)] if unwritten else [])
-            problems.extend(Problem(kind, clip.path, detail) for kind, detail in conversions)
+            problems.extend(Problem(kind, clip.path, detail) for kind, detail in conversions + respelled)
             utterances.append(RenderedUtterance(clip.id, samples, text, clip.text, clip.metadata))
         return RenderedSpeaker(speaker.name, speaker.split, utterances, speaker.metadata, problems, speaker.in_time)
 
@@ -124,28 +127,44 @@ class FileRenderer:
             file = point_into(real, name=os.path.relpath(path, self.root))
         return FileSpan(file, 0, file.samples), []
 
-    def _text(self, clip: Clip) -> tuple[str | None, str]:
-        """The text as tokens write it, and which characters had to be left out of it."""
+    def _text(self, clip: Clip) -> tuple[str | None, list[tuple[ProblemKind, str]]]:
+        """The text as the store has it, and what is to be told of it: characters, since a sentence is private."""
         if clip.text is None:
-            return None, ""
-        if self.as_released:
-            text, foreign = spell_as_released(clip.text, self.language)
-        else:
-            text = normalise_text(clip.text, self.language)
-            foreign = foreign_characters(text, self.language)
-        # The characters and not the sentence: what somebody said does not belong in a log.
-        named = " ".join(sorted(foreign))
+            return None, []
+        match self.spelling:
+            case Spelling.PELIKAN:
+                text, unwritten = spell_as_released(clip.text, self.language)
+                told = [(ProblemKind.UNWRITTEN, _named(unwritten))] if unwritten else []
+            case Spelling.GAO:
+                text = spell_as_gao(clip.text, self.language)
+                if 0 < len(text) < SHORTEST_GAO:
+                    raise Unusable(ProblemKind.SHORT_TEXT)
+                told = self._compare_with_ours(clip.text, text)
+            case Spelling.OURS:
+                text, told = normalise_text(clip.text, self.language), []
+                if foreign := foreign_characters(text, self.language):
+                    raise Unusable(ProblemKind.FOREIGN_TEXT, _named(foreign))
         if not text:
             raise Unusable(ProblemKind.EMPTY_TEXT)
-        if foreign and not self.as_released:
-            raise Unusable(ProblemKind.FOREIGN_TEXT, named)
-        return text, named
+        return text, told
+
+    def _compare_with_ours(self, original: str, text: str) -> list[tuple[ProblemKind, str]]:
+        """How `text` differs from what our own rules make of the `original`, if it does."""
+        ours = normalise_text(original, self.language)
+        if (foreign := foreign_characters(ours, self.language)) or not ours:
+            return [(ProblemKind.LEFT_OUT_BY_OURS, _named(foreign))]
+        differing = set(ours) ^ set(text)
+        return [(ProblemKind.SPELLED_OTHERWISE, _named(differing - {" "}))] if ours != text else []
 
     def _inside(self, path: str) -> str:
         real = os.path.realpath(path)
         if not any(real.startswith(folder.rstrip(os.sep) + os.sep) for folder in self.folders):
             raise Unusable(ProblemKind.PATH_ESCAPES, f"leads to {real}")
         return real
+
+
+def _named(characters: set[str]) -> str:
+    return " ".join(sorted(characters))
 
 
 def take_part(sound: Samples, start: int, stop: int) -> Samples:

@@ -28,6 +28,7 @@ from sottovoce.base.parsing import parse_json
 from sottovoce.data.corpora.corpus import SAMPLE_RATE, Corpus, ProblemLog, RenderedSpeaker, Speaker
 from sottovoce.data.store import layout
 from sottovoce.data.store.writing import Writer, can_resume
+from sottovoce.data.text.spelling import Spelling
 
 # One speaker of Common Voice English holds 84 hours: rendered in pieces, no worker ever carries more than minutes.
 CLIPS_PER_TASK = 200
@@ -74,6 +75,8 @@ def pack_corpus(
                 raise InputError(f"no usable utterance in the corpus, no store written; {_found(corpus)}")
             header = writer.finish(corpus.name, corpus.language)
             header |= {"generation": folder.name, "problems": corpus.problems.as_json()}
+            if corpus.spelling is not Spelling.OURS:
+                header["spelling"] = str(corpus.spelling)
             if corpus.root is not None:
                 (folder / layout.AUDIO_LINK).unlink(missing_ok=True)
                 (folder / layout.AUDIO_LINK).symlink_to(corpus.root)

@@ -19,6 +19,7 @@ from sottovoce.base.seeds import name_key
 from sottovoce.data.corpora.corpus import SAMPLE_RATE, AudioFile
 from sottovoce.data.corpora.flac import FileChanged, check_samples, check_unchanged, read_span
 from sottovoce.data.store import layout
+from sottovoce.data.text.spelling import Spelling
 
 _BLOCK_BYTES = 1 << 20
 Number = np.int64 | np.uint64 | np.bool_
@@ -82,6 +83,7 @@ class Store:
         self.header: Mapping[str, Any] = header
         self.name: str = header["name"]
         self.language: str = header["language"]
+        self.spelling: str = header.get("spelling", Spelling.OURS.value)  # by whose rules its texts are spelled
         self.digest: str = header["digest"]
         self.user_count: int = header["users"]
         self.utterance_count: int = header["utterances"]
