@@ -216,7 +216,7 @@ def central_recipe(seed: str, data: str) -> Recipe:
         recipe
         for name, recipe in recipes().items()
         if recipe.central is not None
-        and not re.search(r"undertrained|batch-3x|post-norm|again|table21", name)
+        and not re.search(r"undertrained|batch-3x|post-norm|again|table21|released", name)
         and seed_words(recipe.central.start_from) == seed
         and central_data(recipe) == data
     ]
