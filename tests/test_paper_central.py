@@ -1,4 +1,4 @@
-"""The central runs of Pelikan et al. (2025), setting by setting, against Appendix F as `golden/pelikan2025.yaml` has it.
+"""The central runs of Pelikan et al. (2025), setting by setting, against Appendix F in `golden/pelikan2025.yaml`.
 
 The text wins; what the released code has otherwise lies in recipes whose names end in `-released`.
 """
