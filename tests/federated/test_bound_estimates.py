@@ -1,7 +1,7 @@
 """Estimates of the convergence bound's constants: exact on quadratics where they must be, never above, and harmless."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from sottovoce.federated.bound_estimates import (
 )
 from sottovoce.federated.client import ClientContext, train_locally
 from sottovoce.federated.feature_cache import FeatureCache
+from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout, group_layers, tensor_layers
 from sottovoce.flat.segments import layer_norms
 
@@ -140,6 +141,25 @@ def test_deviations_of_multipliers_are_the_largest_of_a_layers_tensors() -> None
     multipliers_2H = torch.tensor([[0.5, 0.9], [1.2, 4.0]])
     assert multiplier_deviations(multipliers_2H, LAYERS) == pytest.approx({"a": 0.5, "b": 3.0})
     assert multiplier_deviations(multipliers_2H, group_layers(LAYOUT, {"all": ["*"]})) == pytest.approx({"all": 3.0})
+
+
+def test_multipliers_are_what_lamb_moves_elements_by() -> None:
+    """θ_after = θ − lr·p ⊙ Δ (Eq. 14) with b1 = 0, after one step and after two."""
+    settings = ServerSettings(
+        optimiser={"name": "lamb", "b1": 0.0, "eps": 1e-3}, schedule={"name": "constant", "lr": 0.1}
+    )
+    server = Server(settings, LAYOUT, flat(HERE).float())
+    for step, delta in enumerate(([0.5, -0.25, 0.125, 2.0, -1.0], [0.1, 0.3, -0.7, 0.2, 0.4])):
+        before_P, delta_P = server.parameters_P.clone(), flat(torch.tensor(delta)).float()
+        moved = server.step(delta_P.clone(), step=step)
+        found = server.multipliers(moved)
+        assert found is not None
+        p_P = (before_P - server.parameters_P) / (0.1 * delta_P)
+        for layer, view in enumerate(LAYOUT.views(p_P).values()):
+            assert found[:, layer].tolist() == pytest.approx([float(view.min()), float(view.max())], rel=1e-4)
+    sgd = replace(settings, optimiser={"name": "sgd"})
+    without = Server(sgd, LAYOUT, flat(HERE).float())
+    assert without.multipliers(without.step(flat(HERE).float(), step=0)) is None
 
 
 @pytest.mark.parametrize("settings", [{"clients": 1}, {"every": 0}, {"repeats": 1}])
