@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 from statistics import fmean
+from typing import cast
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from sottovoce.report.bound_section import BOUNDED, TOTAL, bound_drawings, bound
 from sottovoce.report.convergence import bound_estimates, convergence_bound
 from sottovoce.report.parts import show_number
 from sottovoce.report.records import RunRecord, read_run
+from sottovoce.training.assemble import assemble
+from sottovoce.training.remote_clients import RemoteClients
 from sottovoce.training.run import run_recipe
 from sottovoce.training.run_context import RunContext
 
@@ -123,3 +126,11 @@ def test_runs_of_which_nothing_can_be_estimated_are_refused(tmp_path: Path, chan
     (tmp_path / "recipe.yaml").write_text(FEDERATED)
     with pytest.raises(InputError, match=why):
         load_recipe(str(tmp_path / "recipe.yaml"), [*CHANGES, *changes])
+
+
+def test_clients_on_other_machines_keep_their_gradients(runs: Path) -> None:
+    place = runs.parent
+    recipe = load_recipe(str(place / "federated.yaml"), list(CHANGES))
+    around = RunContext(runs=place / "bounds", stores=place / "stores", device=torch.device("cpu"))
+    with pytest.raises(InputError, match="estimate_bound: no gradients of clients on other machines"):
+        assemble(recipe, context=around, clients=cast(RemoteClients, object()))

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from sottovoce.base.tables import NOTHING, Table
 from sottovoce.privacy.bounds import POWERS_OF_T, Assumption, Bound
 from sottovoce.report.convergence import TERMS, Convergence, convergence_bound
-from sottovoce.report.drawings import Drawing, finish_axes, label_decades, line_styles, new_axes, plot_marker
+from sottovoce.report.drawings import Drawing, finish_axes, line_styles, new_axes, number_labels, plot_marker
 from sottovoce.report.parts import (
     PagePart,
     PageSection,
@@ -178,7 +179,8 @@ def _bound_figure(found: Mapping[str, Convergence]) -> Figure:
     axes.set_xscale("log")
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    label_decades(axes.xaxis)
+    axes.xaxis.set_major_locator(LogLocator(numticks=5))  # terms span many decades: few labels have room
+    axes.xaxis.set_major_formatter(number_labels())
     finish_axes(axes, x=figure_text("bound-total", "axis"), y="")
     return figure
 

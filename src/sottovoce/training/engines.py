@@ -197,10 +197,7 @@ def build_bound_estimator(federation: Federation) -> BoundEstimator | None:
     if settings is None:
         return None
     check_invariant(not federation.is_release, "a release with estimates from single clients' gradients")
-    if federation.remote is not None:
-        raise InputError(
-            "federation.estimate_bound: gradients of clients on other machines are not here; expected null"
-        )
+    check_invariant(federation.remote is None, "gradients of clients on other machines")
     clients = build_client_context(federation.recipe, federation.population, federation.start)
     return BoundEstimator(settings, clients, federation.plan.clipper.layers, device=federation.context.device)
 
