@@ -26,7 +26,7 @@ GOLDEN = Path(__file__).parent / "golden/epsilon.yaml"
 
 # Every table and figure of the paper that reports training runs, and what the text alone tells of.
 TABLES, FIGURES = {1, *range(3, 22)}, {6, 10, 15, 16}
-SECTIONS = {"Section 4.3", "Appendix H.3", "Appendix H.5"}
+SECTIONS = {"Section 4.3", "Appendix G.4", "Appendix H.3", "Appendix H.5"}
 # Runs of which the paper prints no number.
 UNPRINTED = ("figure", "appendix", "section", "table13-mu")
 

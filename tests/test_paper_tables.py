@@ -92,9 +92,10 @@ def in_the_papers_words(recipe: Recipe) -> dict[str, Any]:
         "optimizer": OPTIMIZERS[optimiser["name"]],
         "LAMB": [optimiser.get(key) for key in ("b1", "b2", "eps", "weight_decay")],
         "LR": schedule["lr"],
-        "decay from": schedule["transition_begin"],
-        "transition steps": schedule["transition_steps"],
-        "decay rate": schedule["decay_rate"],
+        "schedule": schedule["name"],
+        "decay from": schedule.get("transition_begin"),
+        "transition steps": schedule.get("transition_steps"),
+        "decay rate": schedule.get("decay_rate"),
         "warmup": schedule.get("warmup_steps", 0),
         **shape(recipe.model.size),
         "LayerNorm": recipe.model.norm,
@@ -161,8 +162,8 @@ def printed_rows(place: str) -> Iterator[tuple[str, dict[str, Any]]]:
         expected = transcript()["everywhere"] | corpus["always"] | corpus[settings] | said
         if not expected["SpecAugment"]:
             expected |= {"frequency masks": None, "time masks": None}
-        # What was tuned for each run, or each run with another optimiser than the usual one, is not told.
-        if place == "Table 7" or expected["optimizer"] != "LAMB":
+        # What was tuned for each run, or each run with another optimiser or schedule than the usual one, is not told.
+        if place == "Table 7" or (expected["optimizer"], expected["schedule"]) != ("LAMB", "exponential"):
             expected = {key: value for key, value in expected.items() if key not in table["tuned"]}
         yield (
             str(expected.pop("recipe")),
@@ -216,7 +217,7 @@ def central_recipe(seed: str, data: str) -> Recipe:
         recipe
         for name, recipe in recipes().items()
         if recipe.central is not None
-        and not re.search(r"undertrained|batch-3x|post-norm|again|table21", name)
+        and not re.search(r"undertrained|batch-3x|post-norm|again|table21|released", name)
         and seed_words(recipe.central.start_from) == seed
         and central_data(recipe) == data
     ]
@@ -277,8 +278,31 @@ def test_every_recipe_sets_what_the_paper_prints() -> None:
 def test_every_federated_recipe_is_compared_and_no_comparison_is_lost() -> None:
     federated = {name for name, recipe in recipes().items() if recipe.federation is not None}
     assert {name for place in transcript()["places"] for name, _ in printed_rows(place)} == federated
-    assert len(federated) == 303
-    assert len(everything()) == 14_465
+    assert len(federated) == 359
+    assert len(everything()) == 16_625
+
+
+@pytest.mark.parametrize(
+    ("seed", "data"), [("none", "LS-960"), ("CV-en", "LS-960"), ("none", "CV-en"), ("LS-100", "CV-en")]
+)
+def test_the_sweeps_of_appendix_g4_span_the_ranges_that_were_tuned(seed: str, data: str) -> None:
+    """Together with the chosen run of Table 3 or 4, and one setting away from it at a time."""
+    (chosen,) = (
+        recipe
+        for name, recipe in recipes().items()
+        if re.fullmatch(r"table0[34]/.*-s8", name) and found_data(recipe) == (seed, data)
+    )
+    runs = [recipe for name, recipe in recipes().items() if name.startswith("appendix-g4/")]
+    words = [in_the_papers_words(recipe) for recipe in [chosen, *runs] if found_data(recipe) == (seed, data)]
+    for what, printed in transcript()["places"]["Appendix G.4"]["ranges"].items():
+        tried = {each[what] for each in words}
+        assert tried == set(printed) if what == "schedule" else [min(tried), max(tried)] == printed
+    for each in words[1:]:
+        assert sum(each[what] != words[0][what] for what in ("LR", "local LR", "schedule", "S")) == 1
+
+
+def found_data(recipe: Recipe) -> tuple[str, str]:
+    return seed_words(recipe.federated.seed_model), data_words(recipe)
 
 
 def test_the_subsets_of_stats_and_the_recipes_populations_are_table_2s() -> None:
@@ -322,7 +346,11 @@ class Planted(NamedTuple):
 
 
 PLANTED = {
-    "S": Planted(lambda recipe: changed(recipe, cohort_size=recipe.federated.cohort_size + 1), {"S", "q"}),
+    "S": Planted(
+        lambda recipe: changed(recipe, cohort_size=recipe.federated.cohort_size + 1),
+        {"S", "q"},
+        frozenset({"appendix-g4"}),
+    ),
     "LR": Planted(faster, {"LR"}, frozenset({"table07"})),
     "mu": Planted(lambda recipe: changed_locally(recipe, proximal=Proximal(mu=0.5)), {"mu"}),
     "T": Planted(

@@ -95,6 +95,14 @@ def test_a_paper_table_for_machines(sottovoce: Command) -> None:
     assert all(row["ours"]["epsilon_pld"] <= row["ours"]["epsilon_rdp"] for row in private)
 
 
+def test_the_papers_table_of_computing(sottovoce: Command) -> None:
+    text = sottovoce("plan", "--paper", "table22").out
+    assert "1,120" in text
+    assert "table16/cv-en-from-ls-100-s1024-local-steps" in text
+    rows = json.loads(sottovoce("plan", "--paper", "table22", "--json").out)["rows"]
+    assert rows[10]["audio_seconds_per_second"] == pytest.approx(609.5, abs=0.1)
+
+
 def test_a_plot(sottovoce: Command, tmp_path: Path) -> None:
     done = sottovoce("plan", *SMALL, "--noise-multiplier", 1, "--plot", tmp_path / "plan.svg")
     assert done.code == 0, done.err

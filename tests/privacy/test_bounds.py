@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sottovoce.base.errors import InputError
-from sottovoce.privacy.bounds import LayerMeasurement, RunMeasurement, theorem2, theorem3
+from sottovoce.privacy.bounds import POWERS_OF_T, LayerMeasurement, RunMeasurement, corollary1, theorem2, theorem3
 
 LAYERS = (
     LayerMeasurement("attention", 600, 0.5, 2.0, 0.3, 0.004, 0.01, 0.02),
@@ -124,6 +124,8 @@ def test_kappa_asks_for_local_travel_near_one() -> None:
         ({"server_lr": 0.6}, "server_lr·L < 1"),
         ({"server_momentum": 0.9}, "no server momentum or weight decay"),
         ({"sampling_rate": 0.5}, "every client in every step"),
+        ({"local_clip": 1.0, "largest_gradient": 1.2}, "local gradients are unbiased: none is clipped"),
+        ({"local_clip": 1.0}, "local gradients are unbiased: none is clipped"),  # of which nothing is known
         ({"layers": (replace(LAYERS[0], gradient_bound=1.5),)}, "local_lr·local_steps·M_h ≤ 1 (or no clipping)"),
     ],
 )
@@ -147,3 +149,37 @@ def test_bad_measurements_are_refused() -> None:
         replace(RUN, optimiser_eps=0.0)
     with pytest.raises(InputError, match="layer clip bounds"):
         replace(RUN, layers=(replace(LAYERS[0], clip_bound=0.0),))
+
+
+def test_corollary_1_is_equation_54() -> None:
+    """Its rates in the place of the run's: η_glob·T = √T and η_loc²·T_loc² = T_loc/T."""
+    steps, local, h, xi2 = RUN.central_steps, RUN.local_steps, len(LAYERS), 0.01**2
+    expected = {
+        "optimisation": 2 * 3.0 / math.sqrt(steps),
+        "global_update_noise": 16 * h * local / steps * 0.3**2,
+        "local_update_noise": 32 * h * local / steps * 0.4**2,
+        "dp_noise": 0.01**2 * 1e-3**2 / xi2 * sum(x.trust_ratio**2 * x.dimension for x in LAYERS),
+        "local_drift": 2 * local / steps * sum(x.gradient_bound**2 * 16 * 2.0**2 * local / steps for x in LAYERS),
+        "clipping_bias": 2 * local / steps * sum((x.gradient_bound / x.clip_bound) ** 2 for x in LAYERS),
+        "trust_ratio": 8 * local / steps * sum((x.gradient_bound * x.trust_deviation) ** 2 for x in LAYERS),
+    }
+    weights = [(x.trust_ratio * x.gradient_bound / x.clip_bound) ** 2 for x in LAYERS]
+    for name in ("intra", "inter"):
+        spread = sum(w * getattr(x, f"{name}_variance") for w, x in zip(weights, LAYERS, strict=True))
+        expected[f"{name}_client"] = 4 / xi2 * local / steps * spread  # Σ_t/T² is 1/T of the mean
+    assert corollary1(RUN).terms == pytest.approx(expected)
+    assert corollary1(replace(RUN, server_lr=0.7, local_lr=3.0)) == corollary1(RUN)
+
+
+def test_the_terms_of_corollary_1_go_with_t_as_its_rates_say() -> None:
+    once, later = corollary1(RUN), corollary1(replace(RUN, central_steps=4 * RUN.central_steps))
+    assert POWERS_OF_T.keys() == once.terms.keys()
+    for name, value in once.terms.items():
+        assert later.terms[name] == pytest.approx(value * 4 ** POWERS_OF_T[name])
+
+
+def test_the_rates_of_corollary_1_break_its_own_premise() -> None:
+    """κ > 0 wants √(T_loc/T) within 1 ± 1/√8: T from 5.46 to 23.9 for T_loc = 10. The paper has 2,000."""
+    positive = [steps for steps in range(1, 2001) if corollary1(replace(RUN, central_steps=steps)).kappa > 0]
+    assert positive == [*range(6, 24)]
+    assert corollary1(replace(RUN, central_steps=2000)).kappa == pytest.approx(1 - 8 * (1 - math.sqrt(0.005)) ** 2)

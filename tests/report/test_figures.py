@@ -13,7 +13,8 @@ import pytest
 from tests.report.conftest import MakeRun
 
 from sottovoce.models.transformer import FAMILY
-from sottovoce.report.convergence import bound_tables, convergence_bound
+from sottovoce.report.bound_section import bound_tables
+from sottovoce.report.convergence import convergence_bound
 from sottovoce.report.curves import dynamics_section, learning_drawings, noised_norms
 from sottovoce.report.drawings import Drawing
 from sottovoce.report.gradients import DEVIATIONS, NORMS, gradient_profile, gradient_section

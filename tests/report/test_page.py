@@ -23,7 +23,8 @@ from sottovoce.cli import app
 from sottovoce.evaluation.error_rates import count_word_errors, sum_counts
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.settings import layer_index, parameter_kind
-from sottovoce.report.convergence import _premise_verdict, convergence_bound
+from sottovoce.report.bound_section import _premise_verdict
+from sottovoce.report.convergence import convergence_bound
 from sottovoce.report.drawings import Drawing
 from sottovoce.report.layers import mean_profile, noise_profile, norm_profiles
 from sottovoce.report.page import ReportPage, as_html, build_report, write_figures, write_tables

@@ -33,6 +33,7 @@ class PaperTableName(StrEnum):
     TABLE17 = "table17"
     TABLE18 = "table18"
     TABLE20 = "table20"
+    TABLE22 = "table22"
 
 
 def plan(
@@ -80,7 +81,8 @@ def plan(
         typer.Option(help="Draw ε against population for several noise levels: FILE.png, .svg, .pdf or .html."),
     ] = None,
     paper: Annotated[
-        PaperTableName | None, typer.Option(help="A table of Pelikan et al. 2025 with our ε beside theirs.")
+        PaperTableName | None,
+        typer.Option(help="A table of Pelikan et al. 2025 with our ε beside theirs; `table22` is of computing."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -199,6 +201,15 @@ def _print_noise(asked: "NoiseRequest", mechanism: MechanismName, accountant: Ac
 
 
 def _print_paper_table(name: PaperTableName, json: bool) -> None:
+    if name is PaperTableName.TABLE22:
+        from sottovoce.papers.table22 import compute_rows, compute_table_view
+
+        rows = compute_rows()
+        if json:
+            print_json({"table": name.value, "rows": [row.to_json() for row in rows]})
+        else:
+            print_wide(compute_table_view(rows))
+        return
     from sottovoce.papers.paper_tables import paper_table, paper_table_view
 
     table = paper_table(name.value)

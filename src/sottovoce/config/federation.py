@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from sottovoce.config.sections import Augmentation, DataSettings, PathText, Section, omit_none
 from sottovoce.data.population import ClientRule, PopulationSettings
 from sottovoce.evaluation.measures import MeasureName
+from sottovoce.federated.bound_estimates import BoundEstimation
 from sottovoce.federated.client import LocalTraining
 from sottovoce.federated.server import ServerSettings
 from sottovoce.models.trainable import parse_part
@@ -231,7 +232,7 @@ class FederationSettings(Section):
     unwritten = frozenset(
         {
             *("rescale_norms", "server_pass", "shared_dev", "test_clients", "test_along", "client_wer"),
-            *("model_bits", "measure"),
+            *("model_bits", "measure", "estimate_bound"),
         }
     )
 
@@ -260,6 +261,7 @@ class FederationSettings(Section):
     test_clients: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
     test_along: Literal[True] | None = None
     client_wer: ClientWer | None = None
+    estimate_bound: BoundEstimation | None = None
     model_bits: Literal[16] | None = None
     measure: MeasureName | None = None
     patience: int | None = Field(default=None, ge=1)
@@ -304,7 +306,26 @@ class FederationSettings(Section):
                 f"test_clients={self.test_clients} with privacy.mode=secure: what a model does for single clients is "
                 "private, and no ε covers it; expected null"
             )
+        if self.estimate_bound is not None:
+            self._check_bound()
         return self
+
+    def _check_bound(self) -> None:
+        """The theorems want SGD steps, as many for every client, and LAMB; estimates want every client's gradients."""
+        local = self.local
+        if self.privacy.mode is Mode.SECURE:
+            raise ValueError(
+                "estimate_bound with privacy.mode=secure: it is made of single clients' gradients, which no ε covers; "
+                "expected null"
+            )
+        if local.time_line is not None or local.local_steps is None or local.local_steps < 2:
+            raise ValueError("estimate_bound: expected local.local_steps of at least 2, and no local.time_line")
+        names = (local.optimiser["name"], self.server.optimiser["name"])
+        if names != ("sgd", "lamb"):
+            raise ValueError(
+                f"estimate_bound with local.optimiser={names[0]}, server.optimiser={names[1]}: "
+                "the bound is about sgd and lamb"
+            )
 
     def _check_weighting(self) -> None:
         """Every client must have what its weight is measured by."""

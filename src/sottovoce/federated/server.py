@@ -15,6 +15,7 @@ from torch import Tensor
 from sottovoce.base.errors import InputError
 from sottovoce.flat.layout import Layout
 from sottovoce.optimisers import (
+    LAMB,
     Optimiser,
     Schedule,
     build_optimiser,
@@ -77,6 +78,15 @@ class Server:
         norms_H = tensor_norms(gradients)
         trust_ratios_H = self._optimiser.step(self._views, gradients, self._state, lr=lr)
         return ServerStep(lr, norms_H, trust_ratios_H)
+
+    def multipliers(self, moved: ServerStep) -> Tensor | None:
+        """[2, H]: the smallest and the largest p of each tensor in that step, which is the last (Eq. 10).
+
+        p is what LAMB multiplies an element of the mean update by, beside the learning rate; None for other optimisers.
+        """
+        if not isinstance(self._optimiser, LAMB) or moved.trust_ratios_H is None:
+            return None
+        return self._optimiser.scale_range(self._state) * moved.trust_ratios_H
 
     @torch.no_grad()
     def average(self) -> None:

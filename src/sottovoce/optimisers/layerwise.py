@@ -98,6 +98,14 @@ class LAMB(Optimiser):
         torch._foreach_addcmul_(parameters, updates, _per_tensor(ratios, updates), value=-lr)
         return ratios
 
+    @torch.no_grad()
+    def scale_range(self, state: State) -> Tensor:
+        """[2, H]: the smallest and the largest 1/(√(v̂ + eps_root) + eps) of each tensor, after a step."""
+        corrections = 1 - self.b2 ** int(state.count)
+        seconds = state.slots["second_moment"]
+        ends = torch.stack([torch.stack([v.max(), v.min()]) for v in seconds], dim=1).double() / corrections
+        return 1 / ((ends + self.eps_root).sqrt() + self.eps)
+
 
 def trust_ratios(parameter_norms: Tensor, update_norms: Tensor, *, coefficient: float, eps: float) -> Tensor:
     """coefficient·‖θ‖ / (‖u‖ + eps) for every tensor (and client), and 1 where either norm is zero.

@@ -5,12 +5,29 @@ equations. Two steps of the printed proofs deserve a caveat, and the results car
 
 * Eq. 40 applies Lemma 3 with U = η_loc·T_loc·M_h but drops a square, which is only right while U ≤ 1;
 * Eq. 68 has P_h²/q where Eq. 42 times 5/q gives 2·P_h²/q; the latter is what is proved, and what is computed here.
+
+Corollary 1 is Theorem 2 at rates that depend on T. They are given three times, and differently: here as its proof has
+them (Eq. 54). √(T_loc/T), which they make of local_lr·local_steps, goes to 0 as T grows, and κ to −7.
 """
 
 import math
 from dataclasses import dataclass, replace
 
 from sottovoce.base.errors import InputError
+
+# Corollary 1: how its terms go with T, as powers of it (Eq. 54 and 55). For one (ε, δ) instead of one σ_DP the noise
+# itself grows, σ_DP² ∝ T, and its term with it.
+POWERS_OF_T = {
+    "optimisation": -0.5,
+    "global_update_noise": -1.0,
+    "local_update_noise": -1.0,
+    "dp_noise": 0.0,
+    "local_drift": -2.0,
+    "clipping_bias": -1.0,
+    "trust_ratio": -1.0,
+    "intra_client": -1.0,
+    "inter_client": -1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,8 @@ class RunMeasurement:
     sampling_rate: float = 1.0
     server_momentum: float = 0.0  # β₁
     server_weight_decay: float = 0.0  # λ
+    local_clip: float = math.inf  # C_loc, of local gradients
+    largest_gradient: float = math.nan  # of one batch, before that clipping
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -94,6 +113,13 @@ def theorem2(run: RunMeasurement) -> Bound:
     bound = _bound("Theorem 2", run, factor=4, q=1.0)
     full = Assumption("every client in every step", run.sampling_rate == 1, f"sampling_rate = {run.sampling_rate:g}")
     return replace(bound, assumptions=(*bound.assumptions, full))
+
+
+def corollary1(run: RunMeasurement) -> Bound:
+    """Corollary 1 (Eq. 54): Theorem 2 with server_lr = 1/√T and local_lr = 1/√(T_loc·T), whatever the run's own are."""
+    steps, local_steps = run.central_steps, run.local_steps
+    chosen = replace(run, server_lr=steps**-0.5, local_lr=(local_steps * steps) ** -0.5)
+    return replace(theorem2(chosen), theorem="Corollary 1")
 
 
 def theorem3(run: RunMeasurement) -> Bound:
@@ -163,5 +189,11 @@ def _common_assumptions(run: RunMeasurement, kappa: float, factor: int) -> tuple
             "no server momentum or weight decay",
             run.server_momentum == 0 and run.server_weight_decay == 0,
             f"server_momentum = {run.server_momentum:g}, server_weight_decay = {run.server_weight_decay:g}",
+        ),
+        Assumption(
+            "local gradients are unbiased: none is clipped",
+            math.isinf(run.local_clip) or run.largest_gradient <= run.local_clip,
+            f"clip_gradients = {run.local_clip:g}"
+            + ("" if math.isinf(run.local_clip) else f"; the largest norm seen = {run.largest_gradient:.3g}"),
         ),
     )

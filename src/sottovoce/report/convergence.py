@@ -1,37 +1,26 @@
 """The terms of the paper's convergence bound for a run, as far as its folder has what they are made of.
 
-The loss's smoothness, the deviations of gradients and the variance within clients are not measured. They enter as NaN,
-and so does every term that needs one. Known are means over what was seen, so that the other terms are estimates from
-below.
+The loss's smoothness, the deviations of gradients, of trust ratios and within clients are known where the run was asked
+for them (`federation.estimate_bound`). Elsewhere they enter as NaN, and so does every term that needs one. Known are
+means and maxima of what was seen, so that most terms are estimates from below.
 
-The variance over clients of a layer's update norm is known. Each client trains on one draw of batches, so that it is
-Ψ_intra + Ψ_inter: as both weigh the same in the bound, the term of the second, made of it, stands for both.
+The variance over clients of a layer's update norm is always known. Each client trains on one draw of batches, so that
+it is Ψ_intra + Ψ_inter: as both weigh the same in the bound, the term of the second, made of it, stands for both where
+they are not known apart.
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.tables import NOTHING, Table
 from sottovoce.flat.layout import Layers, Layout, group_layers, tensor_layers
 from sottovoce.optimisers import build_optimiser
 from sottovoce.optimisers.layerwise import LAMB
-from sottovoce.privacy.bounds import Assumption, Bound, LayerMeasurement, RunMeasurement, theorem2, theorem3
+from sottovoce.privacy.bounds import Bound, LayerMeasurement, RunMeasurement, corollary1, theorem2, theorem3
 from sottovoce.privacy.clipping import Normalise, Share, layer_bounds
 from sottovoce.report.curves import read_series
-from sottovoce.report.parts import (
-    PagePart,
-    PageSection,
-    Paragraph,
-    make_section,
-    make_table,
-    merge_labels,
-    notices,
-    show_number,
-)
 from sottovoce.report.records import RunRecord
 
 NOT_MEASURED = math.nan
@@ -51,10 +40,22 @@ TERMS = {
 
 @dataclass(frozen=True)
 class Convergence:
-    """The bound, or why there is none."""
+    """The bound, or why there is none.
+
+    Where all of its terms are known there is Corollary 1 besides, and `bounded`: the left-hand side, κ times the mean
+    squared gradient norm. `measurement` is what they are made of.
+    """
 
     bound: Bound | None
     why: str = ""
+    corollary: Bound | None = None
+    bounded: float = math.nan
+    measurement: RunMeasurement | None = None
+
+    @property
+    def total(self) -> float:
+        """The sum of all terms; NaN where one is not known."""
+        return math.nan if self.bound is None else self.bound.total
 
     @property
     def measured(self) -> dict[str, float]:
@@ -62,62 +63,6 @@ class Convergence:
         terms = {} if self.bound is None else self.bound.terms
         known = {name: value for name, value in terms.items() if not math.isnan(value)}
         return dict(sorted(known.items(), key=lambda item: -item[1]))
-
-
-def bound_section(runs: Sequence[RunRecord]) -> PageSection | None:
-    """The terms of the bound, whether its premises hold, and which term is the largest."""
-    found = {run.label: convergence_bound(run) for run in runs if run.is_federated}
-    lacking = notices(((label, one.why) for label, one in found.items() if one.bound is None), "{}: no bound; {}.")
-    largest = merge_labels((label, words) for label, one in found.items() if (words := _largest_term(one)))
-    parts: list[PagePart] = [*bound_tables(found), *lacking]
-    parts += [Paragraph(f"{label}: {words}") for label, words in largest]
-    return make_section("bound", parts)
-
-
-def bound_tables(found: Mapping[str, Convergence]) -> list[Table]:
-    """Terms of the convergence bound, and whether its premises hold."""
-    bounds = {label: one.bound for label, one in found.items() if one.bound is not None}
-    if not bounds:
-        return []
-    names = [name for name in TERMS if any(name in bound.terms for bound in bounds.values())]
-    unknown = [name for name in names if all(math.isnan(b.terms.get(name, math.nan)) for b in bounds.values())]
-    known = [name for name in names if name not in unknown]
-    terms = [
-        (label, *(_show_term(b.terms.get(name)) for name in known), show_number(b.kappa)) for label, b in bounds.items()
-    ]
-    premises = merge_labels(
-        (label, (a.name, _premise_verdict(a), a.detail.replace("nan", "?")))
-        for label, bound in bounds.items()
-        for a in bound.assumptions
-    )
-    within = " Variance over clients has that within them in it, which weighs the same."
-    return [
-        make_table(
-            "bound-terms",
-            terms,
-            headings=("", *(TERMS[name] for name in known), "κ"),
-            unknown=", ".join(TERMS[name] for name in unknown),
-            within=within if "inter_client" in known else "",
-        ),
-        make_table("bound-premises", [(labels, *cells) for labels, cells in premises]),
-    ]
-
-
-def _show_term(value: float | None) -> str:
-    return NOTHING if value is None else "not measured" if math.isnan(value) else show_number(value)
-
-
-def _premise_verdict(assumption: Assumption) -> str:
-    """Whether a run meets a premise; unknown where it depends on what was not measured."""
-    return "not measured" if "nan" in assumption.detail else "holds" if assumption.holds else "does not hold"
-
-
-def _largest_term(found: Convergence) -> str:
-    name = next(iter(found.measured), None)
-    if found.bound is None or name is None or not found.measured[name] > 0:
-        return ""
-    holds = "All premises hold." if found.bound.holds else "Not all premises hold: the sum bounds nothing here."
-    return f"by {found.bound.theorem}, the largest known term is that of {TERMS[name]}. {holds}"
 
 
 def convergence_bound(run: RunRecord) -> Convergence:
@@ -131,8 +76,17 @@ def convergence_bound(run: RunRecord) -> Convergence:
         measurement = _measure(run)
     except (InputError, KeyError, TypeError, ValueError) as problem:
         return Convergence(None, f"the run's numbers do not suffice ({problem})")
-    theorem = theorem2 if measurement.sampling_rate == 1 else theorem3
-    return Convergence(theorem(measurement))
+    bound = (theorem2 if measurement.sampling_rate == 1 else theorem3)(measurement)
+    estimates = bound_estimates(run)
+    if not estimates:
+        return Convergence(bound, measurement=measurement)
+    squares = fmean(estimate["gradient_norm_squared"] for estimate in estimates)
+    return Convergence(bound, corollary=corollary1(measurement), bounded=bound.kappa * squares, measurement=measurement)
+
+
+def bound_estimates(run: RunRecord) -> list[Any]:
+    """What the run has estimated for the bound, round by round (`federated.bound_estimates`)."""
+    return [record["bound"] for record in run.diagnostics if record.get("bound")]
 
 
 def _measure(run: RunRecord) -> RunMeasurement:
@@ -154,13 +108,16 @@ def _measure(run: RunRecord) -> RunMeasurement:
         raise InputError("mechanism: the theorems are about noise that is independent")
     if Normalise(plan["normalise"]) is not Normalise.NEVER:
         raise InputError(f"normalise={plan['normalise']}: the theorems are about clipping, which only ever shrinks")
-    losses = [loss for _, loss in read_series(run.diagnostics, "loss")]
-    clip_bound = _clip_bound(run, plan)
+    clip_bound, estimates = _clip_bound(run, plan), bound_estimates(run)
+
+    def largest(name: str) -> float:
+        return max((estimate[name] for estimate in estimates), default=NOT_MEASURED)
+
     return RunMeasurement(
-        loss_gap=losses[0] - min(losses) if losses else NOT_MEASURED,
-        smoothness=NOT_MEASURED,
-        gradient_deviation_local=NOT_MEASURED,
-        gradient_deviation_global=NOT_MEASURED,
+        loss_gap=_loss_gap(run, estimates),
+        smoothness=largest("smoothness"),
+        gradient_deviation_local=math.sqrt(largest("local_variance")),
+        gradient_deviation_global=math.sqrt(largest("global_variance")),
         server_lr=max(lr for _, lr in read_series(run.metrics, "lr")),
         local_lr=settings["local"]["lr"],
         local_steps=local_steps,
@@ -172,7 +129,20 @@ def _measure(run: RunRecord) -> RunMeasurement:
         sampling_rate=plan["cohort_size"] / plan["population_size"],
         server_momentum=optimiser.b1,
         server_weight_decay=optimiser.weight_decay,
+        local_clip=float(settings["local"]["clip_gradients"]),
+        largest_gradient=largest("largest_gradient_norm"),
     )
+
+
+def _loss_gap(run: RunRecord, estimates: list[Any]) -> float:
+    """L(θ⁰) − L(θ*): at most the loss before the first round, as no loss here is negative.
+
+    Where only the rounds' own losses are known, as far as they have come down, which is less.
+    """
+    if estimates:
+        return float(estimates[0]["loss"])
+    losses = [loss for _, loss in read_series(run.diagnostics, "loss")]
+    return losses[0] - min(losses) if losses else NOT_MEASURED
 
 
 def _clip_bound(run: RunRecord, plan: dict[str, Any]) -> float:
@@ -190,16 +160,27 @@ def _layers(run: RunRecord, plan: dict[str, Any], clip_bound: float, *, reach: f
         if share is Share.GLOBAL
         else layer_bounds(layers, clip_bound=clip_bound, share=share, alpha=plan.get("alpha"))
     )
+    estimates = bound_estimates(run)
+
+    def estimated(name: str, key: str) -> list[float]:
+        return [estimate["layers"][name][key] for estimate in estimates]
+
     return tuple(
         LayerMeasurement(
             name=name,
             dimension=dimension,
-            gradient_bound=max(_seen(run, name, "norm_before"), default=NOT_MEASURED) / reach,
+            # An update moves by at most M_h a step (Eq. 20).
+            gradient_bound=max(
+                (*(norm / reach for norm in _seen(run, name, "norm_before")), *estimated(name, "gradient_bound")),
+                default=NOT_MEASURED,
+            ),
             trust_ratio=_largest_ratio(run, name),
-            trust_deviation=NOT_MEASURED,
+            trust_deviation=max((one["trust_deviations"][name] for one in estimates), default=NOT_MEASURED),
             clip_bound=bound,
-            intra_variance=NOT_MEASURED,
-            inter_variance=_variance_over_clients(run, name),
+            intra_variance=fmean(estimated(name, "intra_variance")) if estimates else NOT_MEASURED,
+            inter_variance=(
+                fmean(estimated(name, "inter_variance")) if estimates else _variance_over_clients(run, name)
+            ),
         )
         for name, dimension, bound in zip(layers.names, layers.dimensions, bounds, strict=True)
     )

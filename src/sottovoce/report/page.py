@@ -15,7 +15,7 @@ from sottovoce.base.files import encode_utf8, write_atomically
 from sottovoce.base.tables import NOTHING, Table
 from sottovoce.evaluation.measures import MEASURES
 from sottovoce.report.audit import audit_alarm, audit_section
-from sottovoce.report.convergence import bound_section
+from sottovoce.report.bound_section import bound_section
 from sottovoce.report.curves import dynamics_section, learning_section
 from sottovoce.report.drawings import Drawing, draw_with_title, inline_svg
 from sottovoce.report.gradients import gradient_section

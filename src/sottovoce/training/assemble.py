@@ -96,6 +96,8 @@ def assemble(
     shapes without numbers. All `processes` of a run do this, and compare what they have found.
     """
     settings, say = recipe.federated, context.say
+    if clients is not None and settings.estimate_bound is not None:
+        raise InputError("federation.estimate_bound: no gradients of clients on other machines are here; expected null")
     with require_equal_across_ranks(processes) as facts:
         data = RunData.of(recipe, context.stores)
         facts |= data.facts()

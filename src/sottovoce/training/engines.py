@@ -12,6 +12,7 @@ from sottovoce.base.processes import ALONE, Processes
 from sottovoce.base.seeds import derive, stream
 from sottovoce.config import FederationSettings, Recipe
 from sottovoce.data.population import Population
+from sottovoce.federated.bound_estimates import BoundEstimator
 from sottovoce.federated.client import ClientContext, SharedSpeech
 from sottovoce.federated.client_stream import StreamPositions, stream_schedule
 from sottovoce.federated.cohort import LocalClients
@@ -188,6 +189,17 @@ def build_turns(federation: Federation) -> StreamPositions | None:
         return StreamPositions(len(population))
     clients = build_client_context(federation.recipe, population, federation.start)
     return StreamPositions(len(population), schedule=stream_schedule(clients), skips=line.dry == "skip")
+
+
+def build_bound_estimator(federation: Federation) -> BoundEstimator | None:
+    """What estimates the terms of the convergence bound as the run goes; None where nobody asks for it."""
+    settings = federation.settings.estimate_bound
+    if settings is None:
+        return None
+    check_invariant(not federation.is_release, "a release with estimates from single clients' gradients")
+    check_invariant(federation.remote is None, "gradients of clients on other machines")
+    clients = build_client_context(federation.recipe, federation.population, federation.start)
+    return BoundEstimator(settings, clients, federation.plan.clipper.layers, device=federation.context.device)
 
 
 def guess_fastest_engine(federation: Federation) -> str:

@@ -22,6 +22,7 @@ from sottovoce.base.signatures import PrivateKey
 from sottovoce.config import FederationSettings, as_yaml
 from sottovoce.evaluation.decoder import DecodingOptions
 from sottovoce.evaluation.measures import CTC_WER, LOSS, Score, score_from_figures
+from sottovoce.federated.bound_estimates import multiplier_deviations
 from sottovoce.federated.client_stream import EXHAUSTED
 from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.ranks import ClientsOverRanks
@@ -36,7 +37,7 @@ from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.training.assemble import Federation
 from sottovoce.training.checkpoint import NOISE, PARAMETERS, TURNS, Checkpoint, checkpoint_name
 from sottovoce.training.client_wer import ClientWerRounds
-from sottovoce.training.engines import build_turns
+from sottovoce.training.engines import build_bound_estimator, build_turns
 from sottovoce.training.loop import (
     INTERRUPTED,
     Due,
@@ -82,6 +83,7 @@ class FederatedLoop(Loop):
         self._wers = ClientWerRounds(federation, self._remote)
         self._after_step = federation.after_step()
         self._turns = build_turns(federation)
+        self._bound = build_bound_estimator(federation)
         self._guarantee = self._settings.guarantee(plan)
         self._interrupted: Callable[[], bool] = lambda: False
         self._layout: Layout = plan.layout
@@ -206,6 +208,7 @@ class FederatedLoop(Loop):
             raise StopLoop(TOO_FEW, str(too_few)) from None
         if not is_ready:
             raise StopLoop(INTERRUPTED, "")
+        bound = None if self._bound is None else self._bound.measure(self._server.parameters_P, step=step)
         begun, plan = time.perf_counter(), self._state.plan
         try:
             done = run_round(
@@ -228,6 +231,11 @@ class FederatedLoop(Loop):
         if self._speech_used is not None:  # nothing is promised to anybody then
             metrics["speech_used"] = self._speech_used
         self._pending.add(metrics, None if self._secure else build_round_diagnostics(done, step, plan=plan))
+        if bound is not None:
+            multipliers = self._server.multipliers(done.server)
+            assert multipliers is not None
+            deviations = multiplier_deviations(multipliers, plan.clipper.layers)
+            self._pending.add_to_diagnostics({"bound": {**bound, "trust_deviations": deviations}})
         self._check_clients(done, step)
         if not self._secure:
             self._pending.time(time.perf_counter() - begun, done.private)

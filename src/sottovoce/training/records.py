@@ -233,6 +233,10 @@ class PendingRecords:
         """What else is known of the last round."""
         self._metrics[-1] |= found
 
+    def add_to_diagnostics(self, found: StepRecord) -> None:
+        """What else is known of the last round, and is a simulation's only."""
+        self._diagnostics[-1] |= found
+
     def time(self, seconds: float, private: RoundDiagnostics | None) -> None:
         """How long the last round took. How long depends on who was in it: a simulation's only."""
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
