@@ -19,6 +19,7 @@ The tables stand between two marks and come from `differences/PAPER.yaml`, where
 included, must be named: what is new cannot go unnoticed. A key stands for all below it.
 """
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,8 +28,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from sottovoce.base.errors import InputError
 from sottovoce.base.parsing import parse_yaml
 from sottovoce.config import Recipe, load_experiment, load_recipe, recipe_names
@@ -36,25 +35,24 @@ from sottovoce.config import Recipe, load_experiment, load_recipe, recipe_names
 PAPERS = ("pelikan2025", "gao2022", "ramesh2023")
 FOLDER = Path(__file__).parent / "differences"
 BEGIN, END = "<!-- differences: written by `make docs` from docs/differences/{paper}.yaml -->", "<!-- end -->"
-WORDS = {"in", "where", "why", "keys"}  # of an assignment; all else in it are keys of recipes
+WORDS = {"in", "except", "where", "why", "keys"}  # of an assignment; all else in it are keys of recipes
 
 Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """That the recipes which fit one of `patterns` have `key`, and have it as `value`, where that `is_held`."""
+    """That `recipes` (those `in` patterns, but for some) have `key`, and have it as `value`, where that `is_held`."""
 
     part: str
     name: str
-    patterns: tuple[str, ...]
+    recipes: Settings
     key: str
     value: Any
     is_held: bool
 
     def concerns(self, recipe: str, settings: Settings) -> bool:
-        section = self.key.partition(".")[0]
-        return section in settings and any(fnmatchcase(recipe, pattern) for pattern in self.patterns)
+        return self.key.partition(".")[0] in settings and _fits(recipe, self.recipes)
 
     def names(self, key: str) -> bool:
         return key == self.key or key.startswith(f"{self.key}.")
@@ -83,19 +81,24 @@ def _without_nothing(value: Any) -> Any:
     return {key: of_key for key, of_key in kept.items() if of_key is not None and of_key not in ({}, [])}
 
 
-def _leaves(settings: Settings, path: tuple[str, ...] = ()) -> Iterator[str]:
+def leaves(settings: Settings, path: tuple[str, ...] = ()) -> Iterator[str]:
     for key, value in settings.items():
         if isinstance(value, dict):
-            yield from _leaves(value, (*path, key))
+            yield from leaves(value, (*path, key))
         else:
             yield ".".join((*path, key))
 
 
-def _value_at(settings: Settings, key: str) -> Any:
+def value_at(settings: Settings, key: str) -> Any:
     found: Any = settings
     for part in key.split("."):
         found = found.get(part) if isinstance(found, dict) else None
     return found
+
+
+def _fits(recipe: str, assignment: Settings) -> bool:
+    patterns, others = _listed(assignment.get("in", "*")), _listed(assignment.get("except"))
+    return any(fnmatchcase(recipe, one) for one in patterns) and not any(fnmatchcase(recipe, one) for one in others)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -109,14 +112,15 @@ def _rows(transcribed: Settings) -> Iterator[Settings]:
 
 def claims(transcribed: Settings) -> list[Claim]:
     """All that a transcription says of recipes."""
-    assignments = [("different", row["setting"], one) for row in _rows(transcribed) for one in _listed(row.get("recipe"))]
+    assignments = [
+        ("different", row["setting"], one) for row in _rows(transcribed) for one in _listed(row.get("recipe"))
+    ]
     assignments += [(part, part, one) for part in ("same", "ours") for one in transcribed[part]]
     found = []
     for part, name, assignment in assignments:
-        patterns = tuple(_listed(assignment.get("in", "*")))
         held = {key: value for key, value in assignment.items() if key not in WORDS}
-        found += [Claim(part, name, patterns, key, value, True) for key, value in held.items()]
-        found += [Claim(part, name, patterns, key, None, False) for key in assignment.get("keys", ())]
+        found += [Claim(part, name, assignment, key, value, True) for key, value in held.items()]
+        found += [Claim(part, name, assignment, key, None, False) for key in assignment.get("keys", ())]
     return found
 
 
@@ -126,7 +130,7 @@ def find_mistakes(paper: str, transcribed: Settings, loaded: Mapping[str, Settin
     found = [line for claim in made for line in _mistakes_of(claim, loaded)]
     for recipe, settings in loaded.items():
         concerned = [claim for claim in made if claim.concerns(recipe, settings)]
-        for key in _leaves(settings):
+        for key in leaves(settings):
             parts = {claim.part for claim in concerned if claim.names(key)}
             if not parts:
                 found.append(f"{recipe}: {key} is not named")
@@ -137,12 +141,12 @@ def find_mistakes(paper: str, transcribed: Settings, loaded: Mapping[str, Settin
 
 def _mistakes_of(claim: Claim, loaded: Mapping[str, Settings]) -> Iterator[str]:
     concerned = {recipe: of_it for recipe, of_it in loaded.items() if claim.concerns(recipe, of_it)}
-    if not any(_value_at(settings, claim.key) is not None for settings in concerned.values()) and (
+    if not any(value_at(settings, claim.key) is not None for settings in concerned.values()) and (
         not claim.is_held or claim.value is not None or not concerned
     ):
-        yield f"{claim.name}: no recipe of {', '.join(claim.patterns)} sets {claim.key}"
+        yield f"{claim.name}: no recipe{_scope(claim.recipes)} sets {claim.key}"
     for recipe, settings in concerned.items():
-        value = _value_at(settings, claim.key)
+        value = value_at(settings, claim.key)
         if claim.is_held and value != _without_nothing(claim.value):
             yield f"{claim.name}: {recipe} has {claim.key}: {_in_line(value)}, not {_in_line(claim.value)}"
 
@@ -151,11 +155,11 @@ def _mistakes_in_row(paper: str, row: Settings, loaded: Mapping[str, Settings]) 
     if not (row.get("recipe") or row.get("here")):
         yield f"{row['setting']}: nothing is said of the recipes"
     for overrides in filter(None, (row.get("as_code"), row.get("as_paper"))):
-        patterns = [pattern for one in _listed(row.get("recipe")) for pattern in _listed(one.get("in", "*"))] or ["*"]
         changed = shlex.split(overrides)
         section = changed[0].partition(".")[0]
+        named = _listed(row.get("recipe")) or [{}]
         fitting = [
-            name for name, of_it in loaded.items() if section in of_it and any(fnmatchcase(name, p) for p in patterns)
+            name for name, of_it in loaded.items() if section in of_it and any(_fits(name, one) for one in named)
         ]
         try:
             load_recipe(f"{paper}/{fitting[0]}", changed)
@@ -164,14 +168,23 @@ def _mistakes_in_row(paper: str, row: Settings, loaded: Mapping[str, Settings]) 
 
 
 def _in_line(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True).removesuffix("...\n").strip()
+    """As a recipe may have it."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_in_line(of_key)}' for key, of_key in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_in_line, value))}]"
+    if isinstance(value, float):
+        return f"{value:g}".replace("inf", ".inf")
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def render(transcribed: Settings) -> str:
     """The tables as Markdown."""
     parts = []
     for chapter, rows in transcribed["different"].items():
-        parts.append(_table(chapter, ("setting", "paper", "released code", "recipe"), [_row(transcribed, row) for row in rows]))
+        parts.append(
+            _table(chapter, ("setting", "paper", "released code", "recipe"), [_row(transcribed, row) for row in rows])
+        )
     same = [(_assigned(one), str(one["where"])) for one in transcribed["same"]]
     ours = [(_assigned(one), str(one["why"])) for one in transcribed["ours"]]
     parts.append(_table("The same in the paper, the released code and the recipes", ("recipe", "where"), same))
@@ -198,8 +211,14 @@ def _assigned(assignment: Settings) -> str:
     """`data.dev: dev`, and of which recipes, if not of all that have such a section."""
     shown = [f"`{key}: {_in_line(value)}`" for key, value in assignment.items() if key not in WORDS]
     shown += [f"`{key}`" for key in assignment.get("keys", ())]
-    of = ", ".join(f"`{pattern}`" for pattern in _listed(assignment.get("in")))
-    return f"{', '.join(shown)} ({of})" if of else ", ".join(shown)
+    return ", ".join(shown) + _scope(assignment)
+
+
+def _scope(assignment: Settings) -> str:
+    """In which recipes, in brackets; nothing where it is in all."""
+    inside, outside = (", ".join(f"`{one}`" for one in _listed(assignment.get(word))) for word in ("in", "except"))
+    scope = [f"in {inside}"] * bool(inside) + [f"not in {outside}"] * bool(outside)
+    return f" ({', '.join(scope)})" if scope else ""
 
 
 def readme(paper: str) -> Path:
