@@ -6,8 +6,8 @@ The tables stand between two marks and come from `differences/PAPER.yaml`, where
       Data:
         - setting: longest utterance            # in words
           paper: not said                       # with its place
-          code: 8 s (`avoid_if_longer_than`)    # None released, for whole papers: `no_code: true`
-          recipe: {data.longest_seconds: 8}     # one or a list of them; `in` says which recipes, all by default
+          code: 8 s (`avoid_if_longer_than`)    # left out where `no_code: true` stands at the head
+          recipe: {data.longest_seconds: 8}     # one or several; `in` and `except` are patterns of recipes' names
           here: dev and test keep all           # what no key says, and why
           as_code: data.longest_seconds=10      # what makes a recipe do as the code, or (as_paper) as the paper
     same:                                       # what paper, code and recipe have alike
