@@ -53,8 +53,9 @@ bench: $(STAMP)  ## side-by-side measurements (minutes)
 results: $(STAMP)  ## write docs/RESULTS*.md, figures and results/*.md from the runs kept in results/*.zip
 	$(BIN)/python benchmarks/results.py write
 
-docs: $(STAMP)  ## write docs/api.md from the docstrings of what `sottovoce` exports
+docs: $(STAMP)  ## write docs/api.md from docstrings, and the tables of differences in the papers' READMEs
 	$(BIN)/python docs/write_api.py
+	$(BIN)/python docs/write_differences.py
 
 lock: $(STAMP)  ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
