@@ -16,6 +16,8 @@ from sottovoce.config.sections import (
     CentralSettings,
     DataSettings,
     ManifestCorpus,
+    Patience,
+    PatienceSettings,
     SyntheticCorpus,
     TokenSettings,
 )
@@ -30,6 +32,8 @@ __all__ = [
     "FederationSettings",
     "ManifestCorpus",
     "Paper",
+    "Patience",
+    "PatienceSettings",
     "PrivacySection",
     "Recipe",
     "ServerPassSettings",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sottovoce.base.importing import refuse_imports
-from sottovoce.config import Recipe, as_yaml, is_recipe, load_recipe, plain_name
+from sottovoce.config import DataSettings, Recipe, as_yaml, is_recipe, load_recipe, plain_name
 from sottovoce.models.model_files import PARAMETERS
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.recogniser import load_recogniser as load_recogniser
@@ -46,10 +46,15 @@ def default_run_folder(name: str, runs: Path, *, recipe: Recipe | None = None) -
     return runs / folder
 
 
-def resolve_parent_model(name: str, *, runs: Path, root_seed: int) -> ParentModel:
-    """The model called `name`: a recipe, to be run with the same root seed, or the folder of a model or run."""
+def resolve_parent_model(name: str, *, runs: Path, root_seed: int, data: DataSettings | None = None) -> ParentModel:
+    """The model called `name`: a recipe, to be run with the same root seed, or the folder of a model or run.
+
+    One that is trained on a part of the people whom `data` divides has them divided alike.
+    """
     if is_recipe(name):
         recipe = load_recipe(name, [f"seed={root_seed}"])
+        if data is not None and _divides_alike(recipe.data, data) and recipe.people_seed != root_seed:
+            recipe = load_recipe(name, [f"seed={root_seed}", f"data.people_seed={root_seed}"])
         return ParentModel(default_run_folder(name, runs, recipe=recipe), recipe, is_own=True)
     if not Path(name).exists():
         load_recipe(name)  # raises with what is wrong, and the nearest name
@@ -61,7 +66,15 @@ def resolve_parent_model(name: str, *, runs: Path, root_seed: int) -> ParentMode
 def find_parent_model(recipe: Recipe, *, runs: Path) -> ParentModel | None:
     """The model that a recipe starts from; None for a recipe that starts from nothing."""
     name = recipe.central.start_from if recipe.central is not None else recipe.federated.seed_model
-    return None if name is None else resolve_parent_model(name, runs=runs, root_seed=recipe.people_seed)
+    if name is None:
+        return None
+    return resolve_parent_model(name, runs=runs, root_seed=recipe.people_seed, data=recipe.data)
+
+
+def _divides_alike(one: DataSettings, other: DataSettings) -> bool:
+    """Whether two recipes divide the same people by the same rule."""
+    divided = one.seed_part is not None and one.seed_part == other.seed_part
+    return divided and (one.store, one.train) == (other.store, other.train)
 
 
 def find_enclosing_run(folder: Path) -> Path | None:
