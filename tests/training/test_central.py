@@ -270,3 +270,30 @@ def test_a_run_folder_of_another_recipe_is_refused(recipe_file: Path, stores: Pa
     ended = run(recipe_file, stores, out, "central.steps=3", "--resume")
     assert ended.code == 2
     assert "belongs to another recipe (- there, + now): - steps: 2; + steps: 3" in ended.err
+
+
+UNTIL_CONVERGED = ("central.evaluate_every=1", "central.checkpoint_every=2", "central.patience={share: 0.2}")
+
+
+def test_it_trains_until_it_has_converged_and_says_so(recipe_file: Path, stores: Path, tmp_path: Path) -> None:
+    """Nothing is learned in a few steps: the first score stays the best, and five evaluations are enough to say so."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    ended = finish(recipe_file, stores, whole, *UNTIL_CONVERGED)
+    assert "no better model on the dev speakers in the last 20 % of the steps" in ended.err
+    results = json.loads((whole / "results.json").read_text())
+    assert (results["ended"]["reason"], results["ended"]["step"]) == ("patience", 5)
+    assert results["converged"] == "yes"
+    assert run(recipe_file, stores, broken, *UNTIL_CONVERGED, kill_at=KILLS[0]).code == -signal.SIGKILL
+    finish(recipe_file, stores, broken, *UNTIL_CONVERGED, "--resume")
+    assert json.loads((broken / "results.json").read_text()) == results
+    assert metrics(broken) == metrics(whole)
+
+
+def test_without_patience_nothing_of_it_is_written(recipe_file: Path, stores: Path, tmp_path: Path) -> None:
+    finish(recipe_file, stores, tmp_path / "run")
+    assert "patience" not in (tmp_path / "run/config.yaml").read_text()
+    state = json.loads((tmp_path / "run/checkpoints/latest/state.json").read_text())
+    assert not {"since_best", "evaluated", "scores"} & state.keys()
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert results["ended"] == {"step": 12, "reason": "finished"}
+    assert results["converged"] == "not shown", "three evaluations are too few"

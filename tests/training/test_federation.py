@@ -161,6 +161,17 @@ def test_patience_ends_a_run_that_gets_no_better(run: Run) -> None:
     assert outcome.results["ended"]["step"] == 3
 
 
+def test_a_run_ends_where_it_has_converged(run: Run) -> None:
+    """The first evaluation stays the best, and five are enough to say so. ε stays that of all rounds planned."""
+    outcome = run("federation.steps=9", "federation.evaluate_every=1", "federation.patience={share: 0.2}")
+    assert outcome.results is not None
+    assert (outcome.results["ended"]["reason"], outcome.results["ended"]["step"]) == ("patience", 5)
+    assert outcome.results["converged"] == "yes"
+    assert (outcome.results["privacy"]["steps"], outcome.results["privacy"]["promised_steps"]) == (5, 9)
+    state = json.loads((outcome.folder / "checkpoints/latest/state.json").read_text())
+    assert [step for step, _ in state["scores"]] == [1, 2, 3, 4, 5]
+
+
 # The budget.
 
 

@@ -1,5 +1,6 @@
 """A recipe names the batch of a step; how many processes there are decides nothing but the rounding."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,12 @@ def test_any_number_of_processes_makes_the_same_seed_model(
     # Six have parts of a batch, whose chance is their own.
     for world in [2, 4] if not changes else [3, 6]:
         assert apart(trained(world, changes, **around), alone, other) < ROUNDING, world
+
+
+def test_all_processes_end_where_the_first_has_seen_enough(short_stores: Path, tmp_path: Path) -> None:
+    """It alone evaluates; one that went on alone would wait for the others' gradients forever."""
+    ends = ["central.steps=9", "central.evaluate_every=1", "central.patience={share: 0.2}", "central.schedule.lr=1e-9"]
+    for world in (1, 2):
+        trained(world, ends, stores=short_stores, folder=tmp_path)
+        results = json.loads((tmp_path / f"by-{world}-{len(ends)}/results.json").read_text())
+        assert (results["ended"]["reason"], results["ended"]["step"]) == ("patience", 5), world

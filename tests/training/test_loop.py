@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from sottovoce.config import load_recipe
+from sottovoce.config import PatienceSettings, load_recipe
 from sottovoce.data.text.tokens import CharacterTokens
+from sottovoce.evaluation.converged import judge_metrics
 from sottovoce.evaluation.measures import LOSS, WER, Measure, Score
 from sottovoce.models.recogniser import Recogniser, load_recogniser
 from sottovoce.training import checkpoint
@@ -195,6 +197,50 @@ def test_patience_ends_it_and_counts_on_after_a_kill(go: Go, tmp_path: Path) -> 
         "words": "no better model on the dev speakers in 3 evaluations",
     }
     assert best(tmp_path) == 2
+
+
+def until_converged(**settings: Any) -> dict[str, Any]:
+    return {"may_end_early": True, "patience": PatienceSettings(**settings)}
+
+
+@pytest.mark.parametrize("dies_at", [None, 1, 4, 7])
+def test_a_share_of_the_run_without_a_better_model_ends_it(go: Go, tmp_path: Path, dies_at: int | None) -> None:
+    """After 8 steps the best, of 6, is a quarter of them old; after 7 a seventh, and only one evaluation is behind it.
+    A kill changes nothing of it."""
+    scores = (9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 5.0, 4.0, 1.0, 1.0)
+    if dies_at is not None:
+        with pytest.raises(Killed):
+            go(*scores, pace=until_converged(), dies_at=dies_at)
+    ended = go(*scores, pace=until_converged())
+    assert ended == LoopEnd(8, "patience", "no better model on the dev speakers in the last 20 % of the steps")
+    assert best(tmp_path) == 6
+    assert judge_metrics(metrics(tmp_path), {"dev_loss": 4.0}, last_step=8) == "yes"
+    assert go(*scores, pace=until_converged()) == ended, "resumed at its end, it makes no step more"
+
+
+def test_a_larger_share_and_least_steps_wait_longer(go: Go, tmp_path: Path) -> None:
+    scores = (9.0, 8.0, 7.0, 6.0, 5.0, 4.0, *[5.0] * 8)
+    assert go(*scores, pace=until_converged(share=0.5)).step == 12
+    shutil.rmtree(tmp_path / "run")
+    assert go(*scores, pace=until_converged(least_steps=11)).step == 11
+    shutil.rmtree(tmp_path / "run")
+    assert go(*scores[:7], pace=until_converged()) == LoopEnd(7, "finished")
+
+
+def test_it_ends_at_an_evaluation_and_not_between_two(go: Go, tmp_path: Path) -> None:
+    """Every third step: the best is of 12, a fifth of the run old from 15 on, with two evaluations behind it at 18."""
+    scores = [9.0] * 30
+    scores[11] = 1.0
+    assert go(*scores, pace={**until_converged(), "evaluate_every": 3, "checkpoint_every": 1}).step == 18
+
+
+def test_patience_in_evaluations_leaves_the_checkpoint_as_it_was(go: Go, tmp_path: Path) -> None:
+    go(3.0, 2.0, pace={"may_end_early": True, "patience": 3})
+    state = json.loads((tmp_path / "run/checkpoints/latest/state.json").read_text())
+    assert "scores" not in state
+    go(3.0, 2.0, 1.0, pace=until_converged())
+    state = json.loads((tmp_path / "run/checkpoints/latest/state.json").read_text())
+    assert state["scores"] == [[3, 1.0]]
 
 
 def test_a_loop_that_stops_is_looked_at_once_more(go: Go, tmp_path: Path) -> None:

@@ -13,10 +13,16 @@ from sottovoce.data.population import PopulationSettings
 from sottovoce.data.speakers import SeedPart
 from sottovoce.data.store import Store
 from sottovoce.training.disjointness import ClientsInParent, count_clients_in_parent
-from sottovoce.training.parent_model import ParentModel, default_run_folder, resolve_parent_model
+from sottovoce.training.parent_model import (
+    ParentModel,
+    default_run_folder,
+    find_parent_model,
+    resolve_parent_model,
+)
 from sottovoce.training.run import run_recipe
 from sottovoce.training.run_context import RunContext
 from sottovoce.training.run_data import build_recipe_population
+from sottovoce.training.run_folder import CONFIG
 
 CENTRAL = """
 about: a seed
@@ -121,6 +127,52 @@ def test_a_seed_on_its_own_part_of_the_people_is_trained_once_and_found_again(st
     assert resolve_parent_model(seed, runs=where.runs, root_seed=1).is_trained
     for place in (trained, trained / "model", (trained / "model").resolve()):
         assert resolve_parent_model(str(place), runs=where.runs, root_seed=1).recipe == load_recipe(seed)
+
+
+WHOLE = ("seed=2", "data.people_seed=2")
+
+
+def test_a_whole_repeat_has_other_people_and_a_seed_model_of_its_own(stores: Path, tmp_path: Path) -> None:
+    """Where both recipes name a `people_seed`, that of the seed model follows: else they would divide people apart."""
+    of_one = ", people_seed: 1"
+    seed = central(tmp_path, "seed", data=part("seed") + of_one)
+    path, where = federated(tmp_path, seed, data=part("federation") + of_one), around(tmp_path, stores)
+    for changes, folder in (((), "seed"), (("seed=2",), "seed"), (WHOLE, "seed-seed2")):
+        found = find_parent_model(load_recipe(path, changes), runs=where.runs)
+        assert found is not None
+        assert found.folder.name.endswith(folder)
+    outcome = run_recipe(load_recipe(path, WHOLE), out=tmp_path / "run", resume=False, context=where)
+    assert outcome.results is not None
+    assert outcome.results["privacy"]["population_size"] == 6, "nobody of them is in the seed part"
+    assert "people_seed: 2" in (default_run_folder(seed, where.runs).with_name(found.folder.name) / CONFIG).read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "parent", "divides"),
+    [
+        ("benchmark/clipping-lars/dim", "benchmark-seed-lars", False),  # other people altogether
+        ("benchmark/clipping/dim", "benchmark-seed", True),
+        ("benchmark/gao/weighting/user-utterances", "benchmark-gao-warm-up-half-fr", True),
+        ("benchmark/gao/clients/silo", "benchmark-gao-warm-up-half-fr", True),
+    ],
+)
+def test_whole_repeats_of_the_benchmarks_start_from_other_seed_models(name: str, parent: str, divides: bool) -> None:
+    shared, whole = (find_parent_model(load_recipe(name, c), runs=Path("runs")) for c in (WHOLE[:1], WHOLE))
+    assert shared is not None
+    assert whole is not None
+    assert (shared.folder.name, whole.folder.name) == (parent, f"{parent}-seed2")
+    assert shared.recipe is not None
+    assert whole.recipe is not None
+    assert (shared.recipe.seed, whole.recipe.seed) == (1, 2)
+    assert (whole.recipe.people_seed == 2) is divides
+
+
+def test_a_seed_model_that_divides_by_another_rule_keeps_its_people(tmp_path: Path) -> None:
+    seed = central(tmp_path, "seed", data=part("seed").replace("0.34", "0.5") + ", people_seed: 6")
+    found = find_parent_model(load_recipe(federated(tmp_path, seed, data=part("federation"))), runs=tmp_path)
+    assert found is not None
+    assert found.recipe is not None
+    assert (found.recipe.seed, found.recipe.people_seed) == (1, 6)
 
 
 def test_another_root_seed_has_a_folder_of_its_own(tmp_path: Path) -> None:

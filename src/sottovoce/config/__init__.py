@@ -17,6 +17,8 @@ from sottovoce.config.sections import (
     CentralSteps,
     DataSettings,
     ManifestCorpus,
+    Patience,
+    PatienceSettings,
     SyntheticCorpus,
     TokenSettings,
 )
@@ -32,6 +34,8 @@ __all__ = [
     "FederationSettings",
     "ManifestCorpus",
     "Paper",
+    "Patience",
+    "PatienceSettings",
     "PrivacySection",
     "Recipe",
     "ServerPassSettings",

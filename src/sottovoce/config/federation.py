@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from sottovoce.config.sections import Augmentation, DataSettings, PathText, Section, omit_none
+from sottovoce.config.sections import Augmentation, DataSettings, PathText, Patience, Section, omit_none
 from sottovoce.data.population import ClientRule, PopulationSettings
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.federated.bound_estimates import BoundEstimation
@@ -264,7 +264,7 @@ class FederationSettings(Section):
     estimate_bound: BoundEstimation | None = None
     model_bits: Literal[16] | None = None
     measure: MeasureName | None = None
-    patience: int | None = Field(default=None, ge=1)
+    patience: Patience = None
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
 
     @field_validator("trainable")

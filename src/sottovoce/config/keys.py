@@ -142,17 +142,17 @@ def is_section(kind: Any) -> bool:
 def _sections(kind: type, name: str, annotation: Any) -> Iterator[type]:
     if kind is Recipe and name == "model":
         yield from (find_family(family).Options for family in REGISTERED)
-    yield from (one for one in _choices(annotation) if is_section(one))
+    yield from (one for one in list_choices(annotation) if is_section(one))
 
 
-def _choices(annotation: Any) -> Iterator[Any]:
+def list_choices(annotation: Any) -> Iterator[Any]:
     """What a value may be, one by one."""
     origin = get_origin(annotation)
     if origin is Annotated:
-        yield from _choices(get_args(annotation)[0])
+        yield from list_choices(get_args(annotation)[0])
     elif origin in (Union, types.UnionType):
         for one in get_args(annotation):
-            yield from _choices(one)
+            yield from list_choices(one)
     elif origin is tuple and is_section(get_args(annotation)[0]):
         yield get_args(annotation)[0]
     else:
@@ -165,7 +165,7 @@ def expected(annotation: Any) -> str:
     >>> expected(int | None), expected(Literal["a", "b"]), expected(tuple[str, ...])
     ('a whole number or null', 'a, b', 'a list, each a text')
     """
-    words = dict.fromkeys(_word(one) for one in _choices(annotation))
+    words = dict.fromkeys(_word(one) for one in list_choices(annotation))
     return " or ".join(words)
 
 

@@ -5,10 +5,9 @@ An unknown key is an error that names the nearest known one.
 
 import difflib
 import math
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -127,14 +126,14 @@ def _first_line(error: ValidationError, kind: type[BaseModel]) -> str:
 
 def _known_keys(kind: type[BaseModel], path: Sequence[str]) -> list[str]:
     """The keys of the section at `path`."""
+    from sottovoce.config.keys import list_choices
+
     section: Any = kind
     for part in path:
         fields_of = _fields(section)
         if part not in fields_of:
             return []
-        section = fields_of[part]
-        if get_origin(section) in (Union, types.UnionType):
-            section = next(option for option in get_args(section) if option is not type(None))
+        section = next((option for option in list_choices(fields_of[part]) if _fields(option)), None)
     return list(_fields(section))
 
 

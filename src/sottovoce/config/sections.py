@@ -13,10 +13,12 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     PlainSerializer,
     PlainValidator,
     SerializerFunctionWrapHandler,
+    Tag,
     TypeAdapter,
     ValidationError,
     WrapSerializer,
@@ -29,6 +31,7 @@ from sottovoce.data.audio.augment import NarrowBandSettings, NoiseSettings, Spec
 from sottovoce.data.audio.time_domain import DroppedChunks, DroppedFrequencies
 from sottovoce.data.speakers import SeedPart
 from sottovoce.data.text.tokens import DEFAULT_PIECES
+from sottovoce.evaluation.converged import UNIMPROVED_SHARE
 from sottovoce.evaluation.decoder import DecodingOptions
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.models.attention_search import MOST_FRAMES
@@ -239,6 +242,27 @@ class CentralSteps:
 EveryEpoch = Literal["epoch"]
 
 
+class PatienceSettings(Section):
+    """A run ends at the first evaluation at which its best dev score is at least a `share` of the steps so far old.
+
+    It has then converged (`evaluation/converged.py`), for which a smaller share would not do. `least_steps` come
+    first: many a run stays where it starts for a while before it learns.
+    """
+
+    share: float = Field(default=UNIMPROVED_SHARE, ge=UNIMPROVED_SHARE, lt=1)
+    least_steps: int = Field(default=1, ge=1)
+
+
+def _kind_of_patience(given: Any) -> str:
+    return "Share" if isinstance(given, Mapping | PatienceSettings) else "Evaluations"
+
+
+# Evaluations in a row without a better model, or a share of the run. Tags name what a mistake is about.
+_Evaluations = Annotated[int, Field(ge=1), Tag("Evaluations")]
+_Share = Annotated[PatienceSettings, Tag("Share")]
+Patience = Annotated[_Evaluations | _Share, Discriminator(_kind_of_patience)] | None
+
+
 class CentralSettings(Section):
     """Training on one pile of data: a step is so many `batches` of at most `batch_seconds`, and `batch_utterances`.
 
@@ -247,7 +271,7 @@ class CentralSettings(Section):
     """
 
     unwritten = frozenset(
-        {"measure", "batches", "repeatable", "batch_utterances", "order", "newbob", "steps", "epochs"}
+        {"measure", "batches", "repeatable", "batch_utterances", "order", "newbob", "steps", "epochs", "patience"}
     )
 
     steps: int | None = Field(default=None, ge=1)
@@ -265,6 +289,7 @@ class CentralSettings(Section):
     checkpoint_every: Annotated[int, Field(ge=1)] | EveryEpoch = 1000
     log_every: int = Field(default=50, ge=1)
     measure: MeasureName | None = None
+    patience: Patience = None
     precision: Literal["auto", "bfloat16", "float32"] = "auto"
     repeatable: bool | None = None
     start_from: PathText | None = None

@@ -20,6 +20,7 @@ from sottovoce.data.audio.batches import BatchPiece
 from sottovoce.data.audio.time_domain import augment_waveforms
 from sottovoce.data.audio.waveforms import Waveforms
 from sottovoce.data.loading import DataPosition, Speech, StepData, iterate_steps, prefetch
+from sottovoce.evaluation.converged import judge_metrics
 from sottovoce.evaluation.losses import compute_mean_figures, select_speech
 from sottovoce.evaluation.measures import CTC_WER, LOSS, Measure, Score, score_from_figures
 from sottovoce.evaluation.score import evaluate_recogniser
@@ -323,10 +324,15 @@ def run_central(recipe: Recipe, target: RunTarget, *, context: RunContext, proce
             return Outcome(target.out)
         if ended.reason == INTERRUPTED:
             return Outcome(target.out, stopped_at=ended.step)
+        if ended.words:
+            context.say(ended.words)
         best = load_recogniser(run.best)
         ranks = RankGroup.of(ALONE, best, data, context.device)
         (tested,) = score_models([best], recipe, data.tests, ranks)
-        return write_results(run, {"model": dict(best.about), "test": tested, **describe_decoding(recipe)})
+        about = dict(best.about)
+        judged = judge_metrics(run.metrics.read(), about, last_step=ended.step)
+        how = {"ended": ended.as_json(), "converged": judged}
+        return write_results(run, {"model": about, **how, "test": tested, **describe_decoding(recipe)})
 
 
 def _assemble_central(recipe: Recipe, data: RunData, context: RunContext) -> CentralTraining:
@@ -361,6 +367,8 @@ def _train(training: CentralTraining, run: RunFolder, context: RunContext, proce
         evaluate_every=steps.evaluate_every,
         checkpoint_every=steps.checkpoint_every,
         log_every=central.log_every,
+        may_end_early=central.patience is not None,
+        patience=central.patience,
     )
     loop = CentralLoop(training, context=context, processes=processes)
     with deterministic_kernels(bool(central.repeatable), context.device):

@@ -15,6 +15,7 @@ from sottovoce.base.signatures import PrivateKey
 from sottovoce.config import Recipe
 from sottovoce.data.client_utterances import find_owners, utterance_samples, utterances_of
 from sottovoce.data.population import Population
+from sottovoce.evaluation.converged import judge_metrics
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.models.recogniser import load_recogniser
 from sottovoce.privacy.ledger import record_results
@@ -142,6 +143,7 @@ def _results(federation: Federation, run: RunFolder, ended: LoopEnd, ranks: Rank
     return {
         "model": dict(best.about),
         "ended": ended.as_json(),
+        "converged": judge_metrics(run.metrics.read(), best.about, last_step=ended.step),
         "test": after,
         "start": {"test": before},
         **describe_decoding(recipe),

@@ -7,6 +7,7 @@ Killed at any instant, a run resumes from its newest complete checkpoint. Record
 those steps will be made again.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -18,6 +19,8 @@ from torch import Tensor
 from sottovoce.base.errors import InputError
 from sottovoce.base.interrupts import interruptible
 from sottovoce.base.processes import ALONE, Processes
+from sottovoce.config import Patience, PatienceSettings
+from sottovoce.evaluation.converged import judge_convergence
 from sottovoce.evaluation.measures import Measure, Score
 from sottovoce.evaluation.score import MANY_COLLAPSED, Evaluation, format_collapsed
 from sottovoce.models.recogniser import Recogniser
@@ -46,8 +49,9 @@ class LoopSettings:
     """How many steps a loop makes at most, what it does how often, and how its best model is chosen.
 
     `recipe` is what the run is about, `tokens` the digest of its token set. Without `log_every` records are made for
-    every step and written with its checkpoint. `patience` is how many evaluations in a row may bring no better model. A
-    loop that `may_end_early` remembers for how long it has not improved. Without `events` nothing goes to TensorBoard.
+    every step and written with its checkpoint. `patience` is how many evaluations in a row may bring no better model,
+    or for what share of the steps. A loop that `may_end_early` remembers for how long it has not improved. Without
+    `events` nothing goes to TensorBoard.
     """
 
     recipe: str
@@ -59,7 +63,7 @@ class LoopSettings:
     log_every: int | None = None
     evaluate_start: bool = False
     may_end_early: bool = False
-    patience: int | None = None
+    patience: Patience = None
     events: bool = True
 
     def due(self, step: int, *, stops: bool) -> Due:
@@ -184,7 +188,7 @@ def run_loop(
             # Before the first checkpoint nothing counts, the start's score included.
             opening = open_metrics_writer(run, after_step=progress.step or -1, events=settings.events)
             writer = held.enter_context(opening)
-        ended = _Runner(loop, run, settings, writer, on_report, progress).run(loop.watch(asked))
+        ended = _Runner(loop, run, settings, writer, on_report, progress, processes).run(loop.watch(asked))
         loop.end(ended)
         return ended
 
@@ -198,6 +202,7 @@ class _Progress:
     best_score: Score | None = None
     since_best: int = 0  # evaluations
     evaluated: int = 0  # the last step whose model was evaluated
+    scores: tuple[tuple[int, float | None], ...] = ()  # by step, where patience is a share of the run
 
     def saved(self, score: Score | None) -> "_Progress":
         """With a checkpoint at this step, whose model has `score` if it was evaluated."""
@@ -205,9 +210,11 @@ class _Progress:
         best = self.best or here
         if score is None:
             return replace(self, best=best)
+        value = score.value if math.isfinite(score.value) else None
+        known = replace(self, evaluated=self.step, scores=(*self.scores, (self.step, value)))
         if score.is_better_than(self.best_score):
-            return replace(self, best=here, best_score=score, since_best=0, evaluated=self.step)
-        return replace(self, best=best, since_best=self.since_best + 1, evaluated=self.step)
+            return replace(known, best=here, best_score=score, since_best=0)
+        return replace(known, best=best, since_best=self.since_best + 1)
 
 
 @dataclass
@@ -218,6 +225,7 @@ class _Runner:
     writer: MetricsWriter | None
     on_report: Callable[[ProgressReport], None]
     progress: _Progress
+    processes: Processes = ALONE
 
     def run(self, interrupted: Callable[[], bool]) -> LoopEnd:
         settings = self.settings
@@ -225,8 +233,7 @@ class _Runner:
             due = Due(record=True, evaluate=True, save=False)
             self._report(due, self._carry_out(due))
         while (step := self.progress.step) < settings.steps:
-            if settings.patience is not None and self.progress.since_best >= settings.patience:
-                words = f"no better model on the dev speakers in {settings.patience} evaluations"
+            if settings.patience is not None and (words := self._impatience(settings.patience)) is not None:
                 return LoopEnd(step, "patience", words)
             try:
                 self.loop.step(step)
@@ -242,6 +249,19 @@ class _Runner:
             if stops and step + 1 < settings.steps:
                 return LoopEnd(step + 1, INTERRUPTED)
         return LoopEnd(step, "finished")
+
+    def _impatience(self, patience: int | PatienceSettings) -> str | None:
+        """Why the loop has waited long enough for a better model; None where it has not. The first process knows."""
+        progress = self.progress
+        if isinstance(patience, int):
+            is_over = progress.since_best >= patience
+            words = f"no better model on the dev speakers in {patience} evaluations"
+        else:
+            is_due = progress.evaluated == progress.step >= patience.least_steps
+            share = patience.share
+            is_over = is_due and judge_convergence(progress.scores, last_step=progress.step, share=share) == "yes"
+            words = f"no better model on the dev speakers in the last {100 * share:g} % of the steps"
+        return words if self.processes.any(is_over) else None
 
     def _carry_out(self, due: Due) -> Score | None:
         """All that is due between two steps; the dev score, where the model was evaluated."""
@@ -268,6 +288,8 @@ class _Runner:
         own: dict[str, Any] = measure.entry("best", progress.best_score)
         if self.settings.may_end_early:
             own |= {"since_best": progress.since_best, "evaluated": progress.evaluated}
+        if isinstance(self.settings.patience, PatienceSettings):
+            own["scores"] = [list(one) for one in progress.scores]
         kept = self.loop.snapshot(own)
         about = {"recipe": self.settings.recipe, "step": progress.step, **measure.entry("dev", score), **kept.about}
         model = replace(kept.model, about=about)
@@ -311,4 +333,5 @@ def _resume(found: Checkpoint, run: RunFolder, *, measure: Measure, processes: P
         checkpoint.point_link(run.best, run.checkpoints / found.best)
         checkpoint.prune_checkpoints(run.checkpoints, up_to=found.step)
     state, best = found.state, measure.read("best", found.state)
-    return _Progress(found.step, found.best, best, state.get("since_best", 0), state.get("evaluated", 0))
+    scores = tuple((step, score) for step, score in state.get("scores", ()))
+    return _Progress(found.step, found.best, best, state.get("since_best", 0), state.get("evaluated", 0), scores)

@@ -13,7 +13,7 @@ from typing import Literal
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.importing import refuse_imports
-from sottovoce.config import Recipe, as_yaml, is_recipe, load_recipe, plain_name
+from sottovoce.config import DataSettings, Recipe, as_yaml, is_recipe, load_recipe, plain_name
 from sottovoce.models.model_files import PARAMETERS
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.recogniser import load_recogniser as load_recogniser
@@ -60,13 +60,20 @@ def default_run_folder(name: str, runs: Path, *, recipe: Recipe | None = None) -
     return runs / folder
 
 
-def resolve_parent_model(name: str, *, runs: Path, root_seed: int, overrides: Sequence[str] = ()) -> ParentModel:
+def resolve_parent_model(
+    name: str, *, runs: Path, root_seed: int, data: DataSettings | None = None, overrides: Sequence[str] = ()
+) -> ParentModel:
     """The model called `name`: a recipe, to be run with the same root seed, or the folder of a model or run.
 
-    The `overrides` change that recipe, and those that it needs in turn.
+    One that is trained on a part of the people whom `data` divides has them divided alike. The `overrides` change that
+    recipe, and those that it needs in turn.
     """
     if is_recipe(name):
-        recipe = _load_overridden(name, root_seed=root_seed, overrides=overrides)
+        seeds = [f"seed={root_seed}"]
+        recipe = load_recipe(name, seeds)
+        if data is not None and _divides_alike(recipe.data, data) and recipe.people_seed != root_seed:
+            seeds.append(f"data.people_seed={root_seed}")
+        recipe = _load_overridden(name, seeds=seeds, overrides=overrides)
         return ParentModel(default_run_folder(name, runs, recipe=recipe), recipe, is_own=True)
     if not Path(name).exists():
         load_recipe(name)  # raises with what is wrong, and the nearest name
@@ -77,14 +84,14 @@ def resolve_parent_model(name: str, *, runs: Path, root_seed: int, overrides: Se
         return ParentModel(Path(name), None if run is None else load_recipe(str(run / CONFIG)))
 
 
-def _load_overridden(name: str, *, root_seed: int, overrides: Sequence[str]) -> Recipe:
+def _load_overridden(name: str, *, seeds: Sequence[str], overrides: Sequence[str]) -> Recipe:
     """A recipe with those of the `overrides` that are not for the other kind of training, which it passes on."""
-    plain = load_recipe(name, [f"seed={root_seed}"])
+    plain = load_recipe(name, seeds)
     if not overrides:
         return plain
     other = "federation." if plain.federation is None else "central."
     own = [change for change in overrides if not change.startswith(other)]
-    return load_recipe(name, [f"seed={root_seed}", *own, f"parent_overrides={json.dumps([*overrides])}"])
+    return load_recipe(name, [*seeds, *own, f"parent_overrides={json.dumps([*overrides])}"])
 
 
 def find_parent_model(recipe: Recipe, *, runs: Path) -> ParentModel | None:
@@ -101,7 +108,13 @@ def find_token_parent(recipe: Recipe, *, runs: Path) -> ParentModel | None:
 
 def _resolve(name: str, recipe: Recipe, runs: Path) -> ParentModel:
     overrides = recipe.parent_overrides or ()
-    return resolve_parent_model(name, runs=runs, root_seed=recipe.people_seed, overrides=overrides)
+    return resolve_parent_model(name, runs=runs, root_seed=recipe.people_seed, data=recipe.data, overrides=overrides)
+
+
+def _divides_alike(one: DataSettings, other: DataSettings) -> bool:
+    """Whether two recipes divide the same people by the same rule."""
+    divided = one.seed_part is not None and one.seed_part == other.seed_part
+    return divided and (one.store, one.train) == (other.store, other.train)
 
 
 def list_parents(recipe: Recipe, *, runs: Path) -> list[ParentModel]:
