@@ -54,9 +54,7 @@ class Recipe(Section):
     `parent_overrides` change the recipes that it starts from or takes its tokens from, and theirs.
     """
 
-    unwritten = frozenset({"parent_overrides"})
-
-    unwritten = frozenset({"evaluation"})
+    unwritten = frozenset({"parent_overrides", "evaluation"})
 
     about: str
     paper: Paper | None = None
