@@ -1,6 +1,7 @@
 """What runs take, counted; and the words for it."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sottovoce.config import Recipe, load_recipe, validate_recipe
+from sottovoce.data.loading import Speech
 from sottovoce.evaluation.measures import LOSS
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.events import poisson_release, repeated
+from sottovoce.training.assemble import assemble
 from sottovoce.training.estimate import (
     LONG_SECONDS,
     Estimate,
@@ -90,6 +93,24 @@ def test_audio_is_counted_from_what_clients_will_train_on(recipe: Recipe, short_
     assert cost.audio_seconds == clients * local.local_steps * local.batch_seconds
     assert cost.seconds is not None
     assert cost.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("amount", "seconds"), [("steps: 3", lambda own: 3 * 2.0), ("epochs: 2", lambda own: 2 * 3600 * own.hours)]
+)
+def test_the_servers_own_training_is_counted(
+    amount: str, seconds: Callable[[Speech], float], federated_recipe: Path, public_stores: Path, tmp_path: Path
+) -> None:
+    own = f"federation.server_pass={{data: 'public:train', lr: 0.1, {amount}}}"
+    found = {
+        name: estimated(load_recipe(str(federated_recipe), changes), public_stores, tmp_path).audio_seconds
+        for name, changes in (("without", []), ("with", [own]))
+    }
+    context = RunContext(tmp_path / "runs", public_stores, torch.device("cpu"))
+    speech = assemble(load_recipe(str(federated_recipe), [own]), context=context).public_speech
+    assert speech is not None
+    assert found["without"] is not None
+    assert found["with"] == pytest.approx(found["without"] + 12 * seconds(speech))
 
 
 def test_epsilon_is_that_of_the_whole_plan(recipe: Recipe, short_stores: Path, tmp_path: Path) -> None:

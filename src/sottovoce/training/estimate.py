@@ -195,10 +195,19 @@ def _bound_audio(recipe: Recipe, checked: CheckedStage) -> float:
         return _count_steps(recipe, speech).steps * training.batch_seconds * training.batches_a_step
     settings = federation.settings
     local, clients = settings.local, settings.steps * settings.cohort_size
+    of_server = settings.steps * _bound_pass(federation)
     if local.local_steps is not None:
-        return clients * local.local_steps * local.batch_seconds
+        return of_server + clients * local.local_steps * local.batch_seconds
     assert local.local_epochs is not None
-    return clients * local.local_epochs * float(federation.population.seconds.mean())
+    return of_server + clients * local.local_epochs * float(federation.population.seconds.mean())
+
+
+def _bound_pass(federation: Federation) -> float:
+    """The same for the server's own training after a round."""
+    own, speech = federation.settings.server_pass, federation.public_speech
+    if own is None or speech is None:
+        return 0.0
+    return own.epochs * 3600 * speech.hours if own.epochs is not None else (own.steps or 0) * own.batch_seconds
 
 
 def _count_disk_bytes(recipe: Recipe, model: Recogniser) -> int:
