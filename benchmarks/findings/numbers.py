@@ -86,6 +86,7 @@ def over_seeds(
     words = unless_converged(map(judge, runs.values()))
     if len(runs) == 1:
         return kept.link(next(iter(runs.values())), f"{per_cent(rates[0])} %") + f" (one seed{words})"
+    words = f", {told_seeds([runs])}{words}"
     links = ", ".join(kept.link(run, str(seed)) for seed, run in runs.items())
     return f"{per_cent(fmean(rates))} % ({per_cent(min(rates))}–{per_cent(max(rates))}{words}; seeds {links})"
 
