@@ -16,6 +16,7 @@ from typing import Any, Literal
 from sottovoce.evaluation.measures import MEASURES
 
 Converged = Literal["yes", "no", "not shown"]
+VERDICTS: tuple[Converged, ...] = ("yes", "no", "not shown")
 
 UNIMPROVED_SHARE = 0.2
 FEWEST_EVALUATIONS, FEWEST_AFTER_BEST = 5, 2

@@ -3,10 +3,10 @@
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from sottovoce.base.tables import NOTHING
-from sottovoce.evaluation.converged import Converged, judge_metrics
+from sottovoce.evaluation.converged import VERDICTS, Converged, judge_metrics
 from sottovoce.report.parts import Fold, PagePart, PageSection, make_section, make_table, show_count, show_text
 from sottovoce.report.records import RunRecord
 
@@ -94,7 +94,7 @@ def has_converged(run: RunRecord) -> Converged:
 def start_converged(run: RunRecord) -> Converged:
     """Whether the model that it started from had, by what the run found in that model's folder."""
     found = (run.results.get("start") or {}).get("converged")
-    return found if found in get_args(Converged) else "not shown"
+    return next((known for known in VERDICTS if known == found), "not shown")
 
 
 def _kind(run: RunRecord) -> str:
