@@ -19,6 +19,7 @@ from findings.rates import SEED, Difference
 from findings.tables import CONVERGED, Repeats, converged_cell, markdown, rates_cell
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import stream
+from sottovoce.evaluation.converged import Converged
 from sottovoce.evaluation.error_rates import DRAWS, percentile_interval
 from sottovoce.report.drawings import Drawing
 from sottovoce.report.people import client_error_drawing
@@ -72,14 +73,17 @@ def difference(first: Repeats, second: Repeats, *, names: tuple[str, str]) -> Di
 
 def table(kept: Kept, suite: str, *, only: Sequence[str]) -> str:
     """One row for each setting: means over seeds, in per cent."""
-    rows = []
+    rows, starts = [], list[Converged]()
     for name in kept.settings(suite, only=only):
         runs = kept.repeats(name)
         found = [tested(run) for run in runs.values()]
+        starts += map(start_converged, runs.values())
         cells = [rates_cell([tell(one) for one in found]) for tell in COLUMNS.values()]
         links = " ".join(kept.link(run, str(seed)) for seed, run in runs.items())
         rows.append([name.partition("/")[2], str(found[0]["clients"]), *cells, converged_cell(runs), links])
-    return markdown(["setting", "clients", *COLUMNS, CONVERGED, "runs by seed"], rows, words=1)
+    before, *after = COLUMNS
+    headings = ["setting", "clients", before + unless_converged(starts), *after, CONVERGED, "runs by seed"]
+    return markdown(headings, rows, words=1)
 
 
 def by_amount(run: RunRecord) -> str:
