@@ -14,15 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from findings.kept import Kept
-from findings.numbers import per_cent
+from findings.numbers import per_cent, unless_converged
 from findings.rates import SEED, Difference
-from findings.tables import Repeats, markdown, rates_cell
+from findings.tables import CONVERGED, Repeats, converged_cell, markdown, rates_cell
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import stream
+from sottovoce.evaluation.converged import Converged
 from sottovoce.evaluation.error_rates import DRAWS, percentile_interval
 from sottovoce.report.drawings import Drawing
 from sottovoce.report.people import client_error_drawing
 from sottovoce.report.records import Record, RunRecord
+from sottovoce.report.run_facts import has_converged, start_converged
 
 WHEN = ("before", "after")
 COLUMNS: Mapping[str, Callable[[Record], float]] = {
@@ -71,14 +73,17 @@ def difference(first: Repeats, second: Repeats, *, names: tuple[str, str]) -> Di
 
 def table(kept: Kept, suite: str, *, only: Sequence[str]) -> str:
     """One row for each setting: means over seeds, in per cent."""
-    rows = []
+    rows, starts = [], list[Converged]()
     for name in kept.settings(suite, only=only):
         runs = kept.repeats(name)
         found = [tested(run) for run in runs.values()]
+        starts += map(start_converged, runs.values())
         cells = [rates_cell([tell(one) for one in found]) for tell in COLUMNS.values()]
         links = " ".join(kept.link(run, str(seed)) for seed, run in runs.items())
-        rows.append([name.partition("/")[2], str(found[0]["clients"]), *cells, links])
-    return markdown(["setting", "clients", *COLUMNS, "runs by seed"], rows, words=1)
+        rows.append([name.partition("/")[2], str(found[0]["clients"]), *cells, converged_cell(runs), links])
+    before, *after = COLUMNS
+    headings = ["setting", "clients", before + unless_converged(starts), *after, CONVERGED, "runs by seed"]
+    return markdown(headings, rows, words=1)
 
 
 def by_amount(run: RunRecord) -> str:
@@ -92,7 +97,8 @@ def by_amount(run: RunRecord) -> str:
         ]
         for part in tested(run)["by_seconds"]
     ]
-    return markdown(["seconds of speech", "clients", "before, %", "after, %"], rows, words=1)
+    before, after = unless_converged([start_converged(run)]), unless_converged([has_converged(run)])
+    return markdown(["seconds of speech", "clients", f"before, %{before}", f"after, %{after}"], rows, words=1)
 
 
 def drawing(runs: Mapping[str, RunRecord], *, name: str) -> Drawing:

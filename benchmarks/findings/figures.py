@@ -138,7 +138,7 @@ def gain(kept: Kept, settings: Sequence[str], *, kinds: tuple[str, str], name: s
 
     Of each setting, `suite/dim-6` say, the label's first word gives place to `global` for what it is compared with.
     """
-    pairs = {setting: re.sub("/[^-]+", "/global", setting) for setting in settings}
+    pairs = {setting: compared_with(setting) for setting in settings}
     each(kept.repeats, [name for pair in pairs.items() for name in pair])
     lines: dict[str, list[tuple[float, Difference]]] = {}
     for setting, other in pairs.items():
@@ -159,6 +159,11 @@ def gain(kept: Kept, settings: Sequence[str], *, kinds: tuple[str, str], name: s
         f"Difference of test word error rates in points against the norms of {title}. {'; '.join(told)}.",
         partial(_gain, ordered, f"norm of updates, {title}"),
     )
+
+
+def compared_with(setting: str) -> str:
+    """The same with global clipping."""
+    return re.sub("/[^-]+", "/global", setting)
 
 
 def _rates(runs: Sequence[RunRecord]) -> list[float]:

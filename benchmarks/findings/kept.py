@@ -1,4 +1,8 @@
-"""Kept runs by name: `suite/label`. `label-seed2`, `label-seed3` … are `label` once more with another root seed."""
+"""Kept runs by name: `suite/label`. `label-seed2`, `label-seed3` … are `label` once more with another root seed.
+
+`label-whole2` … are so, too, and whole: `data.people_seed` is their own seed, so other people have trained a seed model
+of their own. With `label`, the first of them, they are the setting `label-whole`.
+"""
 
 import os
 import re
@@ -8,11 +12,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sottovoce.base.errors import InputError
+from sottovoce.config import is_recipe
 from sottovoce.report.archives import ZIP, open_path
 from sottovoce.report.records import RunRecord, read_run
 from sottovoce.training.run_folder import RESULTS
 
-REPEAT = re.compile(r"(?P<setting>.+)-seed(?P<seed>\d+)")
+WHOLE = "-whole"
+REPEAT = re.compile(rf"(?P<setting>.+?)(?:-seed|(?P<whole>{WHOLE}))(?P<seed>\d+)")
+PEOPLE = "data.people_seed"
 NOT_SETTINGS = ("about", "paper", "seed")  # of a recipe: what may differ between repeats of one setting
 
 Settings = Mapping[str, Any]
@@ -58,9 +65,11 @@ class Kept:
         return self._read[name]
 
     def repeats(self, name: str) -> dict[int, RunRecord]:
-        """The runs of one setting by root seed, which is all they differ in."""
+        """The runs of one setting by root seed, which is all they differ in; whole repeats, in `people_seed` too."""
         suite, _, setting = str(name).partition("/")
         labels = [label for label in self.labels(suite) if setting_of(label) == setting]
+        if labels and setting.endswith(WHOLE):
+            labels = [*(label for label in self.labels(suite) if label == setting.removesuffix(WHOLE)), *labels]
         if not labels:
             raise MissingRunsError(name)
         found: dict[int, RunRecord] = {}
@@ -74,8 +83,12 @@ class Kept:
                 raise InputError(f"{run.label}: seed={seed} is that of {found[seed].label} already")
             found[seed] = run
         first, *others = found.values()
+        are_whole = all(_people_seed(run) == seed for seed, run in found.items())
+        if setting.endswith(WHOLE) and not are_whole:
+            raise InputError(f"{name}: expected {PEOPLE} to be the seed of each of its runs, or none")
         for other in others:
-            if differ := varying([settings_of(first), settings_of(other)]):
+            differ = varying([settings_of(first), settings_of(other)])
+            if differ and not (are_whole and differ == [PEOPLE]):
                 raise InputError(f"{other.label}: expected {name} with another seed, but it differs in {differ[0]}")
         return dict(sorted(found.items()))
 
@@ -112,11 +125,29 @@ def each(find: Callable[[str], Found], names: Iterable[str]) -> list[Found]:
 
 def setting_of(label: str) -> str:
     """
-    >>> setting_of("dim-seed3"), setting_of("dim")
-    ('dim', 'dim')
+    >>> setting_of("dim-seed3"), setting_of("dim"), setting_of("dim-whole3")
+    ('dim', 'dim', 'dim-whole')
     """
     match = REPEAT.fullmatch(label)
-    return label if match is None else match["setting"]
+    return label if match is None else match["setting"] + (match["whole"] or "")
+
+
+def shares_seed_model(runs: Mapping[int, RunRecord]) -> bool:
+    """Whether runs of several seeds start from one model: repeats of one `people_seed`, or from a model's folder."""
+    starts = [
+        run.federation.get("seed_model") or (run.config.get("central") or {}).get("start_from") for run in runs.values()
+    ]
+    if len(runs) < 2 or not any(starts):
+        return False
+    return not all(is_recipe(str(start)) for start in starts) or len(
+        {_people_seed(run) for run in runs.values()}
+    ) < len(runs)
+
+
+def _people_seed(run: RunRecord) -> int:
+    """What decides who is in the seed part, and is the seed model's seed."""
+    people = run.data.get("people_seed")
+    return int(run.config.get("seed", 1) if people is None else people)
 
 
 def settings_of(run: RunRecord) -> dict[str, Any]:

@@ -1,21 +1,25 @@
 """Numbers of runs as they stand in a sentence or a cell, each with a way to the run it comes from."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from findings.keeping import PLANNED, PROBE
-from findings.kept import Kept
+from findings.kept import Kept, shares_seed_model
 from findings.rates import Difference, scored
 from sottovoce.audit.canary_audit import HOLDS_TRUTH
 from sottovoce.base.errors import InputError
 from sottovoce.base.tables import NOTHING
+from sottovoce.evaluation.converged import Converged
 from sottovoce.evaluation.error_rates import Interval
 from sottovoce.report.audit import audit_interval, kept_audit, show_unbounded
 from sottovoce.report.layers import norm_profiles
 from sottovoce.report.parts import show_count, show_epsilon
 from sottovoce.report.records import RunRecord
+from sottovoce.report.run_facts import has_converged
+
+Judge = Callable[[RunRecord], Converged]
 
 FILES: Mapping[str, Callable[[RunRecord], Any]] = {
     "results": lambda run: run.results,
@@ -27,6 +31,8 @@ FILES: Mapping[str, Callable[[RunRecord], Any]] = {
     "probe": lambda run: probed(run),
     "audit": lambda run: kept_audit(run) or {},
 }
+# What a page says beside a rate, and what an interval over several seeds covers: "How to read this page" explains them.
+NOT_CONVERGED, ONE_SEED_MODEL, WHOLE_SEEDS = "not converged", "one seed model", "whole seeds"
 VERDICTS = {"consistent": "no alarm", "alarm": "**alarm**", "broken": "**broken**"}
 
 
@@ -52,36 +58,64 @@ def points(rate: float) -> str:
     return f"{100 * rate:+.1f}".replace("-", "−")
 
 
+def unless_converged(verdicts: Iterable[Converged]) -> str:
+    """The words that stand beside a rate unless all of its runs are shown to have converged."""
+    return "" if all(one == "yes" for one in verdicts) else f", {NOT_CONVERGED}"
+
+
+def told_converged(verdicts: Sequence[Converged]) -> str:
+    """
+    >>> told_converged(["yes", "yes"]), told_converged(["yes", "no", "not shown"])
+    ('yes', '1 of 3')
+    """
+    return verdicts[0] if len(set(verdicts)) == 1 else f"{verdicts.count('yes')} of {len(verdicts)}"
+
+
 def single(kept: Kept, run: RunRecord, test: str | None = None) -> str:
-    """`38.2 % (35.1–41.0)`: the rate, and its 95 % interval over speakers."""
+    """`38.2 % (35.1–41.0, not converged)`: the rate, and its 95 % interval over speakers."""
     found = scored(run, test)
     interval = found.get("wer_interval")
-    return kept.link(run, f"{per_cent(found['wer'])} % ({between(None if interval is None else tuple(interval))})")
+    beside = between(None if interval is None else tuple(interval)) + unless_converged([has_converged(run)])
+    return kept.link(run, f"{per_cent(found['wer'])} % ({beside})")
 
 
-def over_seeds(kept: Kept, runs: Mapping[int, RunRecord], rates: Sequence[float], *, unit: str = " %") -> str:
-    """The mean, the least and the largest, with a link for each seed."""
+def over_seeds(
+    kept: Kept, runs: Mapping[int, RunRecord], rates: Sequence[float], *, judge: Judge = has_converged
+) -> str:
+    """The mean, the least and the largest, with a link for each seed. `judge` says whether a rate's model converged."""
+    words = unless_converged(map(judge, runs.values()))
     if len(runs) == 1:
-        return kept.link(next(iter(runs.values())), f"{per_cent(rates[0])}{unit}") + " (one seed)"
+        return kept.link(next(iter(runs.values())), f"{per_cent(rates[0])} %") + f" (one seed{words})"
+    words = f", {told_seeds([runs])}{words}"
     links = ", ".join(kept.link(run, str(seed)) for seed, run in runs.items())
-    return f"{per_cent(fmean(rates))}{unit} ({per_cent(min(rates))}–{per_cent(max(rates))} over seeds {links})"
+    return f"{per_cent(fmean(rates))} % ({per_cent(min(rates))}–{per_cent(max(rates))}{words}; seeds {links})"
 
 
 def told_difference(
     kept: Kept, found: Difference, first: Mapping[int, RunRecord], second: Mapping[int, RunRecord]
 ) -> str:
-    """`−2.3 points (−3.1 to −1.5; seeds …)`, a pair of links for each seed."""
-    return _told(found, [f"{kept.link(first[s], str(s))}/{kept.link(second[s], str(s))}" for s in found.seeds])
+    """`−2.3 points (−3.1 to −1.5, one seed model, not converged; seeds …)`, a pair of links for each seed."""
+    links = [f"{kept.link(first[s], str(s))}/{kept.link(second[s], str(s))}" for s in found.seeds]
+    return _told(found, [{s: runs[s] for s in found.seeds} for runs in (first, second)], links)
 
 
 def told_change(kept: Kept, found: Difference, runs: Mapping[int, RunRecord]) -> str:
     """The same within runs, a link for each seed."""
-    return _told(found, [kept.link(runs[seed], str(seed)) for seed in found.seeds])
+    chosen = {seed: runs[seed] for seed in found.seeds}
+    return _told(found, [chosen], [kept.link(run, str(seed)) for seed, run in chosen.items()])
 
 
-def _told(found: Difference, links: Sequence[str]) -> str:
+def _told(found: Difference, sides: Sequence[Mapping[int, RunRecord]], links: Sequence[str]) -> str:
+    """What the interval covers besides test speakers, and whether the models had converged, stands beside it."""
     interval = "no interval" if found.interval is None else " to ".join(points(bound) for bound in found.interval)
-    return f"{points(found.mean)} points ({interval}; {'seeds' if links[1:] else 'seed'} {', '.join(links)})"
+    seeds = f", {told_seeds(sides)}" if links[1:] else ""
+    words = seeds + unless_converged(has_converged(run) for runs in sides for run in runs.values())
+    return f"{points(found.mean)} points ({interval}{words}; {'seeds' if links[1:] else 'seed'} {', '.join(links)})"
+
+
+def told_seeds(settings: Iterable[Mapping[int, RunRecord]]) -> str:
+    """Whether repeats share the model that they start from, on either side of a difference."""
+    return ONE_SEED_MODEL if any(map(shares_seed_model, settings)) else WHOLE_SEEDS
 
 
 def told_epsilon(run: RunRecord) -> str:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from findings.kept import Kept, settings_of, varying
-from findings.numbers import between, per_cent, told_audit, told_epsilon
+from findings.numbers import between, per_cent, told_audit, told_epsilon, unless_converged
 from findings.rates import dev_wer, start_wer
 from findings.templates import fill
 from sottovoce.base.tables import NOTHING
 from sottovoce.report.audit import kept_audit
 from sottovoce.report.records import RunRecord
-from sottovoce.report.run_facts import RUN_FACTS, recipe_title
+from sottovoce.report.run_facts import RUN_FACTS, recipe_title, start_converged
 from sottovoce.training.run_folder import CONFIG
 
 TEMPLATE = Path(__file__).with_name("suite.template.md")
@@ -93,9 +93,12 @@ def _facts(run: RunRecord, suite: str) -> dict[str, str]:
             continue
         interval = test.get("wer_interval")
         rates[f"test WER %{of}"] = f"{per_cent(test['wer'])} ({between(interval)})"
-        rates[f"start WER %{of}"] = per_cent(start_wer(run, name))
+        start = start_wer(run, name)
+        beside = "" if start is None else unless_converged([start_converged(run)])
+        rates[f"start WER %{of}"] = f"{per_cent(start)}{beside}"
     return {
         **rates,
+        "converged": RUN_FACTS["converged"](run),
         **({"dev WER %": per_cent(dev_wer(run))} if writes else {}),
         "privacy": told_epsilon(run) if run.privacy else NOTHING,
         **({} if (audit := kept_audit(run)) is None else {"audit": told_audit(run, audit)}),

@@ -1,21 +1,31 @@
 """Tables of a suite in Markdown: one row for each setting, or a grid over two settings."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 from findings.kept import Kept, find_path, settings_of, short
-from findings.numbers import per_cent, planned, probed
+from findings.numbers import (
+    NOT_CONVERGED,
+    ONE_SEED_MODEL,
+    per_cent,
+    planned,
+    probed,
+    told_converged,
+    told_seeds,
+    unless_converged,
+)
 from findings.rates import dev_wer, scored, start_wer
 from sottovoce.base.errors import InputError
 from sottovoce.base.tables import NOTHING
 from sottovoce.report.parts import show_count, show_epsilon
 from sottovoce.report.records import RunRecord
-from sottovoce.report.run_facts import RUN_FACTS, short_commit
+from sottovoce.report.run_facts import RUN_FACTS, has_converged, short_commit, start_converged
 
 Repeats = Mapping[int, RunRecord]
+CONVERGED = "converged"
 
 
 def rates_cell(rates: Sequence[float | None]) -> str:
@@ -89,6 +99,8 @@ def suite_table(kept: Kept, suite: str, columns: Sequence[str], *, only: Sequenc
     for column in columns:
         if column in COLUMNS:
             heading, tell = COLUMNS[column]
+            if column == "start":  # of other models than the rows'
+                heading += unless_converged(start_converged(run) for runs in settings.values() for run in runs.values())
             cells = [tell(runs) for runs in settings.values()]
         else:
             path = find_path(column, paths)
@@ -97,13 +109,17 @@ def suite_table(kept: Kept, suite: str, columns: Sequence[str], *, only: Sequenc
         for row, cell in zip(rows, cells, strict=True):
             row.append(cell)
     for row, runs in zip(rows, settings.values(), strict=True):
-        row.append(" ".join(kept.link(run, str(seed)) for seed, run in runs.items()))
+        row += [converged_cell(runs), " ".join(kept.link(run, str(seed)) for seed, run in runs.items())]
     left = 1 + sum(column not in COLUMNS for column in columns)
-    return "\n\n".join([markdown([*headings, "runs by seed"], rows, words=left), _surroundings(settings)])
+    whole = markdown([*headings, CONVERGED, "runs by seed"], rows, words=left)
+    return "\n\n".join([whole, f"{_surroundings(settings)}{_covered(settings.values())}"])
 
 
 def suite_grid(kept: Kept, suite: str, *, label: str, rate: Callable[[RunRecord], float]) -> str:
-    """Rates over the two groups of the pattern `label`, rows and columns. The lowest mean of each row is bold."""
+    """Rates over the two groups of the pattern `label`, rows and columns. The lowest mean of each row is bold.
+
+    Where no cell has converged, or all have, the corner says so; else each that has not.
+    """
     settings = {name: kept.repeats(name) for name in kept.settings(suite)}
     places = {name: _place(name, label) for name in settings}
     cells: dict[tuple[str, str], Repeats] = {}
@@ -113,6 +129,8 @@ def suite_grid(kept: Kept, suite: str, *, label: str, rate: Callable[[RunRecord]
                 raise InputError(f"grid {suite}: {name} and another setting both stand at {' × '.join(place)}")
             cells[place] = settings[name]
     across, down = (_in_order({place[axis] for place in cells}) for axis in (1, 0))
+    words = {place: unless_converged(map(has_converged, runs.values())) for place, runs in cells.items()}
+    corner = NOT_CONVERGED if all(words.values()) else "" if any(words.values()) else CONVERGED
     lines = []
     for row in down:
         means = {
@@ -123,12 +141,14 @@ def suite_grid(kept: Kept, suite: str, *, label: str, rate: Callable[[RunRecord]
         best = min(means, key=means.__getitem__)
         told = [
             _grid_cell(kept, cells[row, column], rate, bold=column == best and len(means) > 1)
+            + ("" if corner else words[row, column])
             if column in means
             else NOTHING
             for column in across
         ]
         lines.append([row, *told])
-    return markdown(["", *across], lines, words=1)
+    covered = _covered(cells.values()).strip()
+    return markdown([corner, *across], lines, words=1) + (f"\n\n{covered}" if covered else "")
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]], *, words: int) -> str:
@@ -143,6 +163,19 @@ def said(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def converged_cell(runs: Repeats) -> str:
+    return told_converged([has_converged(run) for run in runs.values()])
+
+
+def _covered(settings: Iterable[Repeats]) -> str:
+    """What rates that are given over several seeds cover."""
+    repeated = [runs for runs in settings if len(runs) > 1]
+    if not repeated:
+        return ""
+    one = told_seeds(repeated) == ONE_SEED_MODEL
+    return " Seeds share one seed model." if one else " Each seed has its own start."
 
 
 def _surroundings(settings: Mapping[str, Repeats]) -> str:

@@ -11,7 +11,7 @@ from findings.kept import Kept, each
 from sottovoce.report.records import RunRecord
 from sottovoce.report.summary import REPORT, summarise_runs
 
-COLUMNS = 100
+COLUMNS = 104
 
 
 def shown(kept: Kept, runs: Sequence[str]) -> str:

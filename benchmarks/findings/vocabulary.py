@@ -1,11 +1,13 @@
 """What a template may ask for: `{{ wer("clipping/dim") }}`. Every function is handed names of runs, suite/label."""
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from findings import clients, figures, terminal
 from findings.kept import Kept, MissingRunsError, each
 from findings.numbers import (
+    Judge,
     formatted,
     norm_ratio,
     number_at,
@@ -17,6 +19,7 @@ from findings.numbers import (
     told_difference,
     told_epsilon,
     told_population,
+    unless_converged,
     value_at,
 )
 from findings.rates import dev_wer, difference, scored, start_wer
@@ -28,7 +31,11 @@ from sottovoce.evaluation.tables import format_interval, format_points
 from sottovoce.report.audit import kept_audit
 from sottovoce.report.drawings import Drawing
 from sottovoce.report.records import RunRecord
+from sottovoce.report.run_facts import has_converged, start_converged
 
+# What of a run's files is an error rate or a loss, and which figures of a report show some.
+RATE = re.compile(r"results\.(test|clients\.(before|after)|model\.dev_)")
+RATES_DRAWN = ("cohorts", "loss", "dev-wer", "along-test")
 RATES: Mapping[str, Callable[[RunRecord], float]] = {
     "test": lambda run: float(scored(run)["wer"]),
     "dev": lambda run: number_at(run, "results.model.dev_wer"),
@@ -68,7 +75,7 @@ class Vocabulary:
 
     def startwer(self, setting: str, *, test: str | None = None) -> str:
         """Test WER of the model that it started from, over seeds."""
-        return self._over_seeds(setting, lambda run: start_wer(run, test))
+        return self._over_seeds(setting, lambda run: start_wer(run, test), judge=start_converged)
 
     def mean(self, setting: str, *, test: str | None = None) -> str:
         """Mean test WER over seeds, the least and the largest."""
@@ -92,7 +99,8 @@ class Vocabulary:
         """Mean test loss over seeds, of models that write no text, the least and the largest."""
         runs = self.kept.repeats(setting)
         links = ", ".join(self.kept.link(run, str(seed)) for seed, run in runs.items())
-        return f"{number_cell([scored(run)['loss'] for run in runs.values()])} (seeds {links})"
+        words = unless_converged(map(has_converged, runs.values()))
+        return f"{number_cell([scored(run)['loss'] for run in runs.values()])} (seeds {links}{words})"
 
     def probe(self, setting: str, what: str, figure: str) -> str:
         """What a linear layer reads off an encoder, over seeds: `probe("suite/label", "speaker", "accuracy")`."""
@@ -118,7 +126,8 @@ class Vocabulary:
     def value(self, run: str, path: str, how: str = "") -> str:
         """What a file says, such as `results.privacy.useful.cohort_size`, by a Python format."""
         found = self.kept.run(run)
-        return self.kept.link(found, formatted(value_at(found, path), how))
+        words = unless_converged([has_converged(found)]) if RATE.match(path) else ""
+        return self.kept.link(found, formatted(value_at(found, path), how) + words)
 
     def ratio(self, first: str, second: str, path: str, below: str | None = None) -> str:
         """The first's number over the second's, such as `planned.rdp.population_size`; of the second, that `below`."""
@@ -149,6 +158,7 @@ class Vocabulary:
         run, other = each(self.kept.run, (first, second))
         found = paired.compute_difference(scored(run), scored(other))
         told = f"{format_points(found.difference)} points, {format_interval(found.interval)}"
+        told += unless_converged([has_converged(run), has_converged(other)])
         return f"{told} ({self.kept.link(run, first)} and {self.kept.link(other, second)})"
 
     def terminal(self, *runs: str) -> str:
@@ -157,7 +167,8 @@ class Vocabulary:
 
     def client_mean(self, setting: str, when: str = "after") -> str:
         """Mean WER over clients on their own held-out speech, over seeds."""
-        return self._over_seeds(setting, lambda run: clients.mean_rate(run, when))
+        judge = start_converged if when == "before" else has_converged
+        return self._over_seeds(setting, lambda run: clients.mean_rate(run, when), judge=judge)
 
     def client_gain(self, setting: str) -> str:
         """The mean over clients after federation less that before, with an interval over clients."""
@@ -182,11 +193,13 @@ class Vocabulary:
     def client_figure(self, *runs: str, name: str) -> str:
         """Sorted WER of the clients of some runs, before and after: Figure 4 of Gao et al."""
         found = dict(zip((run.partition("/")[2] for run in runs), each(self.kept.run, runs), strict=True))
-        return self._shown(clients.drawing(found, name=name), runs)
+        return self._shown(clients.drawing(found, name=name), runs, rated=found.values())
 
     def wer_figure(self, *suites: str, name: str, only: Sequence[str] = ()) -> str:
         """The test WER of every setting of some suites."""
-        return self._shown(figures.by_setting(self.kept, suites, name=name, only=only))
+        settings = [name for suite in suites for name in self.kept.settings(suite, only=only)]
+        rated = [run for name in settings for run in self.kept.repeats(name).values()]
+        return self._shown(figures.by_setting(self.kept, suites, name=name, only=only), rated=rated)
 
     def norms_figure(self, *runs: str, name: str) -> str:
         """Update norms per layer and kind before clipping, side by side: the paper's Figure 5."""
@@ -195,7 +208,9 @@ class Vocabulary:
     def gain_figure(self, *settings: str, name: str) -> str:
         """What per-layer clipping changes against global clipping, over how unbalanced updates are."""
         drawing = figures.gain(self.kept, settings, kinds=("layer_norm", "attention"), name=name)
-        return self._shown(drawing, settings)
+        compared = dict.fromkeys([*settings, *map(figures.compared_with, settings)])
+        rated = [run for setting in compared for run in self.kept.repeats(setting).values()]
+        return self._shown(drawing, settings, rated=rated)
 
     def spreads_figure(self, *runs: str, name: str) -> str:
         """Update norms per layer, mean and deviation over clients, side by side."""
@@ -203,24 +218,33 @@ class Vocabulary:
 
     def report_figure(self, *runs: str, drawing: str, name: str) -> str:
         """A figure of the report of these runs, by its name there: `drawing="updates-before"`."""
-        return self._shown(figures.reported(each(self.kept.run, runs), drawing=drawing, name=name), runs)
+        found = each(self.kept.run, runs)
+        shown = figures.reported(found, drawing=drawing, name=name)
+        return self._shown(shown, runs, rated=found if drawing in RATES_DRAWN else ())
 
-    def _shown(self, drawing: Drawing, names: Sequence[str] = ()) -> str:
+    def _shown(self, drawing: Drawing, names: Sequence[str] = (), *, rated: Iterable[RunRecord] = ()) -> str:
+        """The figure with its caption, which says of error rates of `rated` runs whether these had converged."""
         if drawing.name in self.drawn:
             raise InputError(f"name={drawing.name}: another figure has this name, expected one of its own")
         self.drawn[drawing.name] = figures.svg(drawing)
         runs = ", ".join(self.kept.link(self.kept.run(name), name) for name in names)
         from_ = f" From {runs}." if runs else ""
-        return f"![{drawing.alt}]({self.images}/{drawing.name}.svg)\n\n*{drawing.title}. {drawing.caption}*{from_}"
+        verdicts = [has_converged(run) for run in rated]
+        yes = verdicts.count("yes")
+        converged = f" Converged: {yes or 'none'} of {len(verdicts)} runs." if yes < len(verdicts) else ""
+        said = f"*{drawing.title}. {drawing.caption}{converged}*{from_}"
+        return f"![{drawing.alt}]({self.images}/{drawing.name}.svg)\n\n{said}"
 
-    def _over_seeds(self, setting: str, rate: Callable[[RunRecord], float | None]) -> str:
+    def _over_seeds(
+        self, setting: str, rate: Callable[[RunRecord], float | None], *, judge: Judge = has_converged
+    ) -> str:
         runs = self.kept.repeats(setting)
         rates = [rate(run) for run in runs.values()]
         known = [found for found in rates if found is not None]
         if len(known) < len(rates):
             told = ", ".join(map(per_cent, rates))
             raise InputError(f"{setting}: expected a rate in each of its runs, found {told}")
-        return over_seeds(self.kept, runs, known)
+        return over_seeds(self.kept, runs, known, judge=judge)
 
     def _first(self, setting: str) -> RunRecord:
         return next(iter(self.kept.repeats(setting).values()))

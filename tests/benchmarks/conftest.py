@@ -1,9 +1,13 @@
 """Benchmarks are programs, not a package: their folder must be on the path. And a run to keep, made once."""
 
+import json
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.tampering import rechain
 from tests.tones import pack_tones
 from torch import device
 
@@ -45,3 +49,28 @@ def results(run: Path, tmp_path: Path) -> Path:
 
     keep(run, tmp_path / "results/suite/dim")
     return tmp_path / "results"
+
+
+@pytest.fixture
+def copy(results: Path) -> Callable[..., Path]:
+    """Another kept run: the same but for its label, `settings` of its recipe (old, new), and `errors` per speaker."""
+
+    def make(label: str, *settings: tuple[str, str], errors: list[int] | None = None) -> Path:
+        folder = Path(shutil.copytree(results / "suite/dim", results / "suite" / label, dirs_exist_ok=True))
+        config = (folder / "config.yaml").read_text()
+        for old, new in settings:
+            assert old in config
+            config = config.replace(old, new)
+        (folder / "config.yaml").write_text(config)
+        if errors is not None:
+            content = json.loads((folder / "results.json").read_text())
+            test = content["test"]["test"]
+            test["per_speaker"] = [
+                {"speaker": str(n), "words": 10, "wer": wrong / 10} for n, wrong in enumerate(errors)
+            ]
+            test["wer"] = sum(errors) / (10 * len(errors))
+            (folder / "results.json").write_text(json.dumps(content))
+        rechain(folder)
+        return folder
+
+    return make

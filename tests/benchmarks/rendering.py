@@ -1,10 +1,13 @@
 """Documents from kept runs, for tests."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from findings.document import render
 
 from sottovoce.report.archives import zip_folder
+
+Copy = Callable[..., Path]  # makes another kept run: the fixture `copy`
 
 
 def archived(results: Path) -> Path:

@@ -54,7 +54,7 @@ def test_passages_are_written_anew_and_what_is_around_them_stays(results: Path) 
 
 def test_two_runs_are_compared_as_the_command_says_it(results: Path) -> None:
     page(results, '<!-- kept: compared("suite/dim", "suite/dim") --><!-- end -->')
-    assert "-->0.0 points, 0.0 to 0.0 ([suite/dim](results/suite.md#dim) and " in said(results)[0]
+    assert "-->0.0 points, 0.0 to 0.0, not converged ([suite/dim](results/suite.md#dim) and " in said(results)[0]
 
 
 def test_what_is_not_kept_is_named_and_a_mistake_is_one_line(results: Path) -> None:

@@ -4,7 +4,6 @@ import doctest
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,8 +19,7 @@ from findings.pages import REMOVED, recipe_of, suite_pages
 from findings.rates import difference
 from jinja2 import Environment
 from jinja2.nodes import Const
-from tests.benchmarks.rendering import archived, rendered
-from tests.tampering import rechain
+from tests.benchmarks.rendering import Copy, archived, rendered
 
 from sottovoce.audit.recipe import AUDIT_SUFFIX as AUDIT
 from sottovoce.audit.recipe import audit_path, config_digest
@@ -33,34 +31,6 @@ from sottovoce.report.records import read_run
 ROOT = Path(__file__).parents[2]
 TEMPLATES = templates(ROOT / "docs")
 DOCUMENTS = ("RESULTS-gao.md", "RESULTS-ramesh.md", "RESULTS.md")
-
-Copy = Callable[..., Path]
-
-
-@pytest.fixture
-def copy(results: Path) -> Copy:
-    """Another kept run: the same but for its label, `settings` of its recipe (old, new), and `errors` per speaker."""
-
-    def make(label: str, *settings: tuple[str, str], errors: list[int] | None = None) -> Path:
-        folder = Path(shutil.copytree(results / "suite/dim", results / "suite" / label, dirs_exist_ok=True))
-        config = (folder / "config.yaml").read_text()
-        for old, new in settings:
-            assert old in config
-            config = config.replace(old, new)
-        (folder / "config.yaml").write_text(config)
-        if errors is not None:
-            content = json.loads((folder / "results.json").read_text())
-            test = content["test"]["test"]
-            test["per_speaker"] = [
-                {"speaker": str(n), "words": 10, "wer": wrong / 10} for n, wrong in enumerate(errors)
-            ]
-            test["wer"] = sum(errors) / (10 * len(errors))
-            (folder / "results.json").write_text(json.dumps(content))
-        rechain(folder)
-        return folder
-
-    return make
-
 
 # What is in the repository.
 
@@ -183,11 +153,14 @@ def test_clients_are_compared_with_themselves(results: Path, copy: Copy) -> None
         '{{ client_mean("suite/a", "before") }}\n{{ client_table("suite", only=["a"]) }}\n'
         '{{ client_amounts("suite/a") }}\n{{ client_figure("suite/a", "suite/b", name="clients") }}',
     ).splitlines()
-    assert told[0].startswith("−20.0 points (−20.0 to −20.0; seeds [1](../results/suite.md#a), [2](")
-    assert told[1].startswith(
-        "−10.0 points (−10.0 to −10.0; seeds [1](../results/suite.md#b)/[1](../results/suite.md#a)"
+    assert told[0].startswith(
+        "−20.0 points (−20.0 to −20.0, whole seeds, not converged; seeds [1](../results/suite.md#a), [2]("
     )
-    assert told[2].startswith("57.5 % (57.5–57.5 over seeds ")
+    assert told[1].startswith(
+        "−10.0 points (−10.0 to −10.0, whole seeds, not converged; seeds [1](../results/suite.md#b)/"
+        "[1](../results/suite.md#a)"
+    )
+    assert told[2].startswith("57.5 % (57.5–57.5, whole seeds, not converged; seeds ")
     assert told[3].startswith("77.5 % (")
     assert told[6].startswith(
         "| a | 4 | 77.5 (77.5–77.5) | 57.5 (57.5–57.5) | 40.0 (40.0–40.0) | 50.0 (50.0–50.0) | 25.0 "
@@ -222,7 +195,8 @@ def test_a_page_says_what_its_runs_say(run: Path, results: Path, copy: Copy) -> 
     low, high = (f"{100 * bound:.1f}" for bound in test["wer_interval"])
     for line in (
         f"| test WER % | {100 * test['wer']:.1f} ({low}–{high}) |",
-        f"| start WER % | {100 * told.results['start']['test']['test']['wer']:.1f} |",
+        f"| start WER % | {100 * told.results['start']['test']['test']['wer']:.1f}, not converged |",
+        "| converged | not shown |",
         f"| dev WER % | {100 * told.results['model']['dev_wer']:.1f} |",
         f"| ledger | {mark.length} lines, the last with hash `{mark.head}` |",
         f"| privacy | {told_epsilon(told)} |",
@@ -326,7 +300,7 @@ def test_encoders_are_told_by_their_loss_and_by_what_is_read_off_them(results: P
         '{{ table("suite", "loss", "accuracy", "speakers", "letters", only=["enc"]) }}',
     ).splitlines()
     assert told_lines[0].startswith("14.50 (14.00–15.00) (seeds [1](../results/suite.md#enc), [2](")
-    assert told_lines[1].startswith("85.0 % (80.0–90.0 over seeds ")
+    assert told_lines[1].startswith("85.0 % (80.0–90.0, whole seeds, not converged; seeds ")
     assert told_lines[4].startswith(
         "| enc | 14.50 (14.00–15.00) | 20.0 (20.0–20.0) | 85.0 (80.0–90.0) | 25.0 (25.0–25.0) |"
     )
@@ -354,14 +328,20 @@ def test_a_difference_is_paired_over_people_and_seeds(results: Path, copy: Copy)
     assert found.interval == pytest.approx((-0.1, -0.1))
     text = rendered(results, '{{ difference("suite/better", "suite/worse") }}')
     first = "[1](../results/suite.md#better)/[1](../results/suite.md#worse)"
-    assert text.startswith(f"−10.0 points (−10.0 to −10.0; seeds {first}, [2](../results/suite.md#better-seed2)/")
+    assert text.startswith(
+        f"−10.0 points (−10.0 to −10.0, whole seeds, not converged; seeds {first}, "
+        "[2](../results/suite.md#better-seed2)/"
+    )
 
 
 def test_the_mean_is_over_seeds(results: Path, copy: Copy) -> None:
     copy("a", errors=[1] * 6)
     copy("a-seed2", ("seed: 1\n", "seed: 2\n"), errors=[4] * 6)
     text = rendered(results, '{{ mean("suite/a") }}')
-    assert text.startswith("25.0 % (10.0–40.0 over seeds [1](../results/suite.md#a), [2](../results/suite.md#a-seed2))")
+    assert text.startswith(
+        "25.0 % (10.0–40.0, whole seeds, not converged; seeds [1](../results/suite.md#a), "
+        "[2](../results/suite.md#a-seed2))"
+    )
 
 
 def test_letters_are_counted_beside_words(results: Path, copy: Copy) -> None:
@@ -371,9 +351,9 @@ def test_letters_are_counted_beside_words(results: Path, copy: Copy) -> None:
         content["test"]["test"]["cer"] = rate
         (folder / "results.json").write_text(json.dumps(content))
     text = rendered(results, '{{ cer("suite/a") }}\n{{ table("suite", "cer", only=["a"]) }}').splitlines()
-    assert text[0].startswith("25.0 % (20.0–30.0 over seeds [1](../results/suite.md#a), [2](")
-    assert text[1] == "| setting | test CER % | runs by seed |"
-    assert text[3].startswith("| a | 25.0 (20.0–30.0) | [1](")
+    assert text[0].startswith("25.0 % (20.0–30.0, whole seeds, not converged; seeds [1](../results/suite.md#a), [2](")
+    assert text[1] == "| setting | test CER % | converged | runs by seed |"
+    assert text[3].startswith("| a | 25.0 (20.0–30.0) | not shown | [1](")
 
 
 def test_a_repeat_may_differ_in_its_seed_alone(results: Path, copy: Copy) -> None:
@@ -407,7 +387,9 @@ def test_numbers_come_from_the_files(results: Path) -> None:
         '{{ ratio("suite/dim", "suite/dim", "planned.rdp.population_size", "results.privacy.population_size") }}',
     ).splitlines()
     low, high = (f"{100 * bound:.1f}" for bound in told["test"]["test"]["wer_interval"])
-    assert text[0] == f"[{100 * told['test']['test']['wer']:.1f} % ({low}–{high})](../results/suite.md#dim)"
+    assert (
+        text[0] == f"[{100 * told['test']['test']['wer']:.1f} % ({low}–{high}, not converged)](../results/suite.md#dim)"
+    )
     assert text[1] == f"[{told['privacy']['useful']['cohort_size']:,}](../results/suite.md#dim)"
     assert "at δ = 0.001" in text[2]
     assert f"[{told['privacy']['useful']['population_size']:,} people by RDP" in text[3]
@@ -425,8 +407,8 @@ def test_a_dev_rate_is_by_what_the_model_was_chosen_by(results: Path, copy: Copy
         results,
         '{{ dev("suite/dim") }}\n{{ dev("suite/by-ctc", "ctc_wer") }}\n{{ table("suite", "dev", "dev-ctc") }}',
     ).splitlines()
-    assert text[0] == f"[{rate} %](../results/suite.md#dim) (one seed)"
-    assert text[1] == f"[{rate} %](../results/suite.md#by-ctc) (one seed)"
+    assert text[0] == f"[{rate} %](../results/suite.md#dim) (one seed, not converged)"
+    assert text[1] == f"[{rate} %](../results/suite.md#by-ctc) (one seed, not converged)"
     assert text[2].startswith("| setting | dev WER % | dev WER by CTC % |")
     assert [line.split(" | ")[1:3] for line in text[4:6]] == [["–", rate], [rate, "–"]]
     with pytest.raises(InputError, match="suite/by-ctc: expected a rate in each of its runs"):
@@ -443,7 +425,9 @@ def test_tables_and_grids_show_their_settings_in_order(results: Path, copy: Copy
     )
     assert [line.split(" | ")[0] for line in table.splitlines()[2:4]] == ["| uniform-lr0.1", "| dim-lr0.1"]
     lines = rendered(results, '{{ table("suite", "schedule.lr", "share", "start", "dev", "test") }}').splitlines()
-    assert lines[0].startswith("| setting | `schedule.lr` | `share` | start, test WER % | dev WER % | test WER % |")
+    assert lines[0].startswith(
+        "| setting | `schedule.lr` | `share` | start, test WER %, not converged | dev WER % | test WER % | converged |"
+    )
     assert [line.split(" | ")[:3] for line in lines[2:6]] == [
         ["| dim-lr0.01", "0.01", "dim"],
         ["| dim-lr0.1", "0.1", "dim"],
@@ -452,7 +436,7 @@ def test_tables_and_grids_show_their_settings_in_order(results: Path, copy: Copy
     ]
     rate = lines[2].split(" | ")[5]
     grid = rendered(results, '{{ grid("suite", label="(.+)-lr(.+)") }}').splitlines()
-    assert grid[0] == "|  | 0.01 | 0.1 |"
+    assert grid[0] == "| not converged | 0.01 | 0.1 |"
     first, second = (f"[{rate}](../results/suite.md#dim-lr{lr})" for lr in ("0.01", "0.1"))
     assert grid[2] == f"| dim | {first.replace(rate, f'**{rate}**', 1)} | {second} |"
     assert len(grid) == 4

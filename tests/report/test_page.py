@@ -446,7 +446,7 @@ def test_the_command_writes_the_page(runs: Path, tmp_path: Path) -> None:
     words = words_of(out.read_text())
     for name in told["runs"]:
         wer = json.loads((runs / name / "results.json").read_text())["test"]["test"]["wer"]
-        assert f"{name} {wer:.1%}" in words
+        assert f"{name} not shown {wer:.1%}" in words  # two evaluations are too few to say that it had converged
 
 
 @pytest.mark.parametrize(("out", "told"), [("report.pdf", "ends in .html"), ("nowhere/report.html", "does not exist")])

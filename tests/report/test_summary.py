@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from sottovoce.report.records import read_run
+from sottovoce.report.run_facts import RUN_FACTS, has_converged
 from sottovoce.report.summary import START, write_report
 
 PRIVACY: dict[str, Any] = {
@@ -45,8 +47,8 @@ def test_a_run_and_its_start_are_in_all_three(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", wer=0.3456)
     summary = write_report({"demo": run}, run, title="A title")
     assert summary.rows == (
-        (START, "test", "68.3%", "", "not private", ""),
-        ("demo", "test", "34.6%", "32.6% to 36.6%", "12.35 / 15.68", "54,321 (cohort 2,716, ε = 7.9)"),
+        (START, "test", "not shown", "68.3%", "", "not private", ""),
+        ("demo", "test", "not shown", "34.6%", "32.6% to 36.6%", "12.35 / 15.68", "54,321 (cohort 2,716, ε = 7.9)"),
     )
     assert summary.path == run / "report.html"
     page, text = summary.path.read_text(), (run / "report.txt").read_text()
@@ -101,9 +103,24 @@ def test_runs_from_different_starts_have_no_common_start_in_the_table(tmp_path: 
 def test_a_central_run_has_no_columns_of_privacy(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", wer=0.25, privacy=None)
     summary = write_report({"seed": run}, run, title="Seed")
-    assert summary.headings == ("", "test set", "WER", "95 % interval")
-    assert summary.rows == (("seed", "test", "25.0%", "23.0% to 27.0%"),)
+    assert summary.headings == ("", "test set", "converged", "WER", "95 % interval")
+    assert summary.rows == (("seed", "test", "not shown", "25.0%", "23.0% to 27.0%"),)
     assert summary.notes == ()
+
+
+@pytest.mark.parametrize(("after", "said"), [([0.25, 0.3, 0.3, 0.26], "yes"), ([0.3, 0.3, 0.3, 0.25], "no")])
+def test_a_run_that_had_converged_says_so_and_so_does_its_start(tmp_path: Path, after: list[float], said: str) -> None:
+    run = a_run(tmp_path / "run", wer=0.25)
+    results = json.loads((run / "results.json").read_text()) | {"model": {"dev_wer": 0.25}}
+    results["start"]["converged"] = "yes"
+    (run / "results.json").write_text(json.dumps(results))
+    records = [{"step": 12 * n, "dev_wer": wer} for n, wer in enumerate([0.9, 0.4, *after])]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    summary = write_report({"demo": run}, run, title="Ended")
+    assert [row[summary.headings.index("converged")] for row in summary.rows] == ["yes", said]
+    assert RUN_FACTS["converged"](read_run("demo", run)) == said
+    (run / "metrics.jsonl").write_text('{"step": "x", "dev_wer": "y"}\n')
+    assert has_converged(read_run("demo", run)) == "not shown", "whatever a folder holds"
 
 
 def test_the_end_of_a_run_that_stopped_early_is_told(tmp_path: Path) -> None:

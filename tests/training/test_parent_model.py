@@ -144,6 +144,12 @@ def test_a_whole_repeat_has_other_people_and_a_seed_model_of_its_own(stores: Pat
     outcome = run_recipe(load_recipe(path, WHOLE), out=tmp_path / "run", resume=False, context=where)
     assert outcome.results is not None
     assert outcome.results["privacy"]["population_size"] == 6, "nobody of them is in the seed part"
+    assert outcome.results["start"]["converged"] == "not shown", "one step shows nothing"
+    told = found.folder / "results.json"
+    told.write_text(told.read_text().replace('"converged": "not shown"', '"converged": "yes"'))
+    again = run_recipe(load_recipe(path, WHOLE), out=tmp_path / "again", resume=False, context=where)
+    assert again.results is not None
+    assert again.results["start"]["converged"] == "yes", "what the seed model's run says of it"
     assert "people_seed: 2" in (default_run_folder(seed, where.runs).with_name(found.folder.name) / CONFIG).read_text()
 
 

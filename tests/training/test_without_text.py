@@ -149,8 +149,8 @@ def test_a_transducer_goes_on_from_it(stores: Path, tmp_path: Path) -> None:
     assert second.results is not None
     assert "wer" in second.results["test"]["test"]
     summary = write_report({"first": first.folder, "second": second.folder}, tmp_path, title="Both")
-    assert summary.headings[2:] == ("WER", "95 % interval", "loss", "accuracy")
-    assert [(bool(row[2]), bool(row[4])) for row in summary.rows] == [(False, True), (True, False)]
+    assert summary.headings[2:] == ("converged", "WER", "95 % interval", "loss", "accuracy")
+    assert [(bool(row[3]), bool(row[5])) for row in summary.rows] == [(False, True), (True, False)]
     encoder, recogniser = load_recogniser(first.folder), load_recogniser(second.folder)
     assert recogniser.tokens.size > 0
     for name in encoder_shapes(encoder.settings.encoder):

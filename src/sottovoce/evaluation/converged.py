@@ -16,6 +16,7 @@ from typing import Any, Literal
 from sottovoce.evaluation.measures import MEASURES
 
 Converged = Literal["yes", "no", "not shown"]
+VERDICTS: tuple[Converged, ...] = ("yes", "no", "not shown")
 
 UNIMPROVED_SHARE = 0.2
 FEWEST_EVALUATIONS, FEWEST_AFTER_BEST = 5, 2
@@ -44,5 +45,7 @@ def judge_convergence(
 def judge_metrics(records: Iterable[Mapping[str, Any]], model: Mapping[str, Any], *, last_step: int) -> Converged:
     """The same from the records of `metrics.jsonl`; `model`, of `results.json`, says what it was chosen by."""
     key = next((key for measure in MEASURES.values() if (key := measure.key("dev")) in model), None)
-    scores = [(int(record["step"]), record[key]) for record in records if key is not None and key in record]
+    found = [(record.get("step"), record.get(key)) for record in records] if key is not None else []
+    # A folder may hold anything: what is no number shows nothing.
+    scores = [(step, score) for step, score in found if isinstance(step, int) and isinstance(score, int | float)]
     return judge_convergence(scores, last_step=last_step)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sottovoce.base.tables import NOTHING
+from sottovoce.evaluation.converged import VERDICTS, Converged, judge_metrics
 from sottovoce.report.parts import Fold, PagePart, PageSection, make_section, make_table, show_count, show_text
 from sottovoce.report.records import RunRecord
 
@@ -20,6 +21,7 @@ RUN_FACTS: dict[str, Callable[[RunRecord], str]] = {
     "data": lambda run: show_text((run.config.get("data") or {}).get("store")),
     "model": lambda run: show_text((run.config.get("model") or {}).get("size")),
     "rounds or steps": lambda run: _steps(run),
+    "converged": lambda run: has_converged(run) if run.results else NOTHING,
     "cohort": lambda run: show_count(run.federation.get("cohort_size")),
     "local training": lambda run: _local(run),
     "server": lambda run: _server(run),
@@ -85,6 +87,17 @@ def short_commit(run: RunRecord) -> str | None:
     return f"{commit[:7]}{', with changes' if dirty else ''}" if commit else None
 
 
+def has_converged(run: RunRecord) -> Converged:
+    """Whether its dev score had stopped improving, by its metrics."""
+    return judge_metrics(run.metrics, run.results.get("model") or {}, last_step=_last_step(run) or 0)
+
+
+def start_converged(run: RunRecord) -> Converged:
+    """Whether the model that it started from had, by what the run found in that model's folder."""
+    found = (run.results.get("start") or {}).get("converged")
+    return next((known for known in VERDICTS if known == found), "not shown")
+
+
 def _kind(run: RunRecord) -> str:
     if not run.is_federated:
         return "central training"
@@ -94,11 +107,15 @@ def _kind(run: RunRecord) -> str:
 def _steps(run: RunRecord) -> str:
     settings = run.federation or run.config.get("central") or {}
     planned = settings.get("steps", run.inputs.get("steps"))  # those of epochs follow from the data
-    ended = run.results.get("ended") or {}
-    done = ended.get("step", run.metrics[-1]["step"] if run.metrics else None)
+    ended, done = run.results.get("ended") or {}, _last_step(run)
     why = ended.get("words") or ("" if run.results else "not finished")
     steps = show_count(planned) if done == planned else f"{show_count(done)} of {show_count(planned)}"
     return f"{steps} ({why})" if why else steps
+
+
+def _last_step(run: RunRecord) -> int | None:
+    step: int | None = run.metrics[-1]["step"] if run.metrics else None
+    return (run.results.get("ended") or {}).get("step", step)
 
 
 def _local(run: RunRecord) -> str:

@@ -21,7 +21,7 @@ from sottovoce.report.paper_comparison import PAPER_WER, PAPER_WERR, noise_table
 from sottovoce.report.parts import show_epsilon
 from sottovoce.report.populations import common_accountant, larger_population
 from sottovoce.report.records import Record, RunRecord, read_run
-from sottovoce.report.run_facts import report_title
+from sottovoce.report.run_facts import has_converged, report_title, start_converged
 from sottovoce.report.verdict import Verdict, judge_runs, summarise_verdicts
 from sottovoce.training.run_folder import RESULTS, reset_file_times
 from sottovoce.training.start_model import format_communication
@@ -30,6 +30,7 @@ REPORT, TEXT = "report.html", "report.txt"
 START = "before federation"
 TITLE = "On unseen speakers"
 ERRORS, FIGURES = ("WER", "95 % interval"), ("loss", "accuracy")
+CONVERGED = "converged"
 EPSILON = "ε here (PLD / RDP)"
 POPULATION = "population for ε ≤ 8 ({})"
 
@@ -68,7 +69,7 @@ class Summary:
     @property
     def headline(self) -> Table:
         """For the page. There as in the terminal, the name of an only test set takes no column."""
-        table, tests = Table("headline", TITLE, self.headings, self.rows, words=2), {row[1] for row in self.rows}
+        table, tests = Table("headline", TITLE, self.headings, self.rows, words=3), {row[1] for row in self.rows}
         return table if len(tests) != 1 else replace(table.without_column(1), title=f"{TITLE} ({tests.pop()})")
 
     def for_terminal(self, *, brief: bool = False) -> TerminalTable:
@@ -116,10 +117,13 @@ def summarise_runs(records: Sequence[RunRecord], *, path: Path, declared: Declar
     rows = _start_rows(federated, figures)
     for run in runs:
         private = (_epsilon(run.privacy), _population(run.privacy, accountant)) if federated else ()
-        rows += [(run.label, run.test_title(n), *_cells(run.tests[n], figures), *private) for n in _tests_first(run)]
+        rows += [
+            (run.label, run.test_title(n), has_converged(run), *_cells(run.tests[n], figures), *private)
+            for n in _tests_first(run)
+        ]
     return Summary(
         path,
-        ("", "test set", *figures, *((EPSILON, POPULATION.format(accountant.upper())) if federated else ())),
+        ("", "test set", CONVERGED, *figures, *((EPSILON, POPULATION.format(accountant.upper())) if federated else ())),
         tuple(rows),
         tuple(_notes(runs, accountant)),
         together=joint_sentences(records, declared),
@@ -149,7 +153,8 @@ def _start_rows(federated: Sequence[RunRecord], figures: Row) -> list[Row]:
     names = [name for name in _tests_first(federated[0]) if name in starts[0]]
     titles = [federated[0].test_title(name) for name in names]
     scores = [_cells(starts[0][name], figures) for name in names]
-    return [(START, title, *cells, "not private", "") for title, cells in zip(titles, scores, strict=True)]
+    converged = start_converged(federated[0])
+    return [(START, title, converged, *cells, "not private", "") for title, cells in zip(titles, scores, strict=True)]
 
 
 def _tests_first(run: RunRecord) -> list[str]:

@@ -27,13 +27,14 @@ from sottovoce.training.client_wer import read_client_wers, score_clients
 from sottovoce.training.engines import choose_clients
 from sottovoce.training.federation import FederatedLoop
 from sottovoce.training.loop import INTERRUPTED, LoopEnd
+from sottovoce.training.parent_model import find_enclosing_run, find_parent_model
 from sottovoce.training.privacy_report import build_privacy_report, describe_unfinished_promise
 from sottovoce.training.recorded_files import digest_final_files, digest_signed_files
 from sottovoce.training.records import NO_EVENTS
 from sottovoce.training.remote_clients import DEPARTURES, RemoteClients
 from sottovoce.training.run_context import Outcome, RunContext, RunTarget, read_finished, write_results
 from sottovoce.training.run_data import compare_with_paper, describe_clients_without_holdout
-from sottovoce.training.run_folder import LEDGER, NO_EPSILON, POPULATION, RunFolder
+from sottovoce.training.run_folder import LEDGER, NO_EPSILON, POPULATION, RESULTS, RunFolder
 from sottovoce.training.start_model import count_communication, describe_part
 from sottovoce.training.testing import RankGroup, describe_decoding, score_models
 from sottovoce.training.tokens import describe_tokens
@@ -145,13 +146,22 @@ def _results(federation: Federation, run: RunFolder, ended: LoopEnd, ranks: Rank
         "ended": ended.as_json(),
         "converged": judge_metrics(run.metrics.read(), best.about, last_step=ended.step),
         "test": after,
-        "start": {"test": before},
+        "start": {"test": before} | _start_converged(federation),
         **describe_decoding(recipe),
         "privacy": build_privacy_report(settings, federation.plan, run),
         "communication": count_communication(federation.part, model_bits=settings.model_bits),
         **({} if of_clients is None else {"clients": of_clients}),
         **({} if settings.client_wer is None else {"client_wer": read_client_wers(run)}),
     }
+
+
+def _start_converged(federation: Federation) -> dict[str, str]:
+    """What the run that trained the start model says of it; nothing where training starts from nothing."""
+    parent = find_parent_model(federation.recipe, runs=federation.context.runs)
+    if parent is None:
+        return {}
+    results = (find_enclosing_run(parent.folder) or parent.folder) / RESULTS
+    return {"converged": read_json(results).get("converged", "not shown") if results.is_file() else "not shown"}
 
 
 # Groups of a release with correlated noise. Between two rows of noise that may have the same client lie at least
