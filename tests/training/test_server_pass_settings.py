@@ -63,6 +63,20 @@ def test_what_is_given_wins_and_is_read_back_the_same(given: str, name: str, fed
     assert again == own
 
 
+def test_a_pass_changes_samples_and_bands_as_local_training_does(federated_recipe: Path) -> None:
+    own, local = read_pass(
+        federated_recipe,
+        LITTLE,
+        "federation.local.speeds=[0.95, 1.05]",
+        "federation.local.dropped_frequencies={most: 2}",
+        "federation.local.dropped_chunks={most: 4}",
+        "federation.local.narrow_band={share: 0.5}",
+    )
+    names = ("speeds", "dropped_frequencies", "dropped_chunks", "narrow_band")
+    assert all(getattr(local, name) for name in names)
+    assert {name: getattr(own.augment, name) for name in names} == {name: getattr(local, name) for name in names}
+
+
 def test_other_augmentation_brings_no_other_masks(federated_recipe: Path) -> None:
     own, local = read_pass(federated_recipe, LITTLE, "federation.server_pass.augment={speeds: [0.9, 1.1]}")
     assert (own.augment.speeds, own.augment.spec_augment) == ((0.9, 1.1), local.spec_augment)

@@ -198,7 +198,9 @@ class ServerPassSettings(Section):
         found = {name: getattr(local, name) for name in names - self.model_fields_set}
         augment: Augmentation | None = self.augment
         if augment is None:
-            augment = Augmentation(spec_augment=local.spec_augment, narrow_band=local.narrow_band)
+            names_of_both = Augmentation.model_fields.keys() & {option.name for option in fields(local)}
+            shared = {name: getattr(local, name) for name in names_of_both}
+            augment = Augmentation(**{**shared, "speeds": local.speeds or ()})
         elif "spec_augment" not in augment.model_fields_set:
             augment = augment.model_copy(update={"spec_augment": local.spec_augment})
         return self.model_copy(update={**found, "augment": augment})
