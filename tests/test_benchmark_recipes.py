@@ -17,6 +17,7 @@ from sottovoce.flat.layout import match_groups
 from sottovoce.models.transformer.settings import parameter_kind, parameter_shapes
 from sottovoce.report.archives import open_path
 from sottovoce.report.run_facts import remove_epsilon
+from sottovoce.training.parent_model import find_parent_model
 
 ROOM = "benchmark/"
 SUITES = (
@@ -25,7 +26,7 @@ SUITES = (
 )
 CPU_SUITES = (
     *("cpu/imbalance", "cpu/imbalance-lr", "cpu/seeds", "cpu/cohort", "cpu/iid"),
-    *("cpu/server", "cpu/local", "cpu/noise-groups", "cpu/size", "cpu/language"),
+    *("cpu/server", "cpu/local", "cpu/noise-groups", "cpu/size", "cpu/language", "cpu/whole"),
 )
 SHARES = ("global", "uniform", "dim")
 REPEATED = {"clipping": "", "clipping-imbalanced": "imbalanced-", "clipping-lars": "lars-"}
@@ -87,8 +88,13 @@ def test_all_start_from_a_seed_that_fits_and_train_the_same_clients() -> None:
         assert (recipe.data.store == clients.store) is not french, where
         if recipe.federated.seed_model is None:
             continue
-        seed = load_recipe(recipe.federated.seed_model)
-        assert recipe.people_seed == seed.people_seed == seed.seed, where  # one model for all repeats
+        people_seed = recipe.seed if suite == "cpu/whole" else load_recipe(recipe.federated.seed_model).seed
+        parent = find_parent_model(recipe, runs=Path("runs"))
+        assert parent is not None
+        seed = parent.recipe
+        assert seed is not None
+        # One model for all repeats, or one for each.
+        assert recipe.people_seed == seed.people_seed == seed.seed == people_seed, where
         assert seed.model == recipe.model, where
         if seed.data.store == recipe.data.store:
             assert (seed.data.part, seed.data.seed_part) == ("seed", recipe.data.seed_part), where
@@ -285,6 +291,19 @@ def test_the_tables_of_imbalance_differ_in_what_their_labels_say() -> None:
         assert changed(found[run], chosen) - {rescaled} == clipping, label
     repeated = [label for label in found if label.startswith(("adam", "lars")) and "global-normalised" not in label]
     assert all(f"{label.partition('-seed')[0]}-seed3" in found for label in repeated)
+
+
+def test_whole_repeats_are_the_runs_from_long_trained_seeds_with_other_people() -> None:
+    found, shared = runs("cpu/whole"), runs("cpu/imbalance")
+    modes = ("no-noise", *SHARES)
+    assert {*found} == {f"{mode}{again}" for mode in modes for again in ("", "-seed2", "-seed3")}
+    for label, recipe in found.items():
+        mode, _, seed = label.partition("-seed")
+        whole = {"seed", "data.people_seed"} if seed else set()
+        assert recipe.seed == recipe.data.people_seed == int(seed or 1), label
+        assert changed(recipe, found[mode]) == whole, label
+        assert changed(recipe, shared[f"lars-{mode}"]) == {"federation.evaluate_every", *whole}, label
+        assert changed(recipe, shared[f"lars-{label}"]) == {"federation.evaluate_every", *(whole - {"seed"})}, label
 
 
 # Table 1 of the paper at small scale.

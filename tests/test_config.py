@@ -56,10 +56,14 @@ def test_augmentation_in_the_time_domain_is_written_where_it_is_asked_for() -> N
 
 
 def test_balanced_silos_are_written_where_they_are_asked_for() -> None:
-    silos = load_recipe("benchmark/gao/clients/silo").model_dump(mode="json")["federation"]["clients"]
-    assert (silos["rule"], "balance" in silos) == ("silo", False)
-    asked = load_recipe("gao2022/table1-fr/silo-fedavg").model_dump(mode="json")["federation"]["clients"]
-    assert asked["balance"] == "seconds"
+    for name in ("gao2022/table1-fr/silo-fedavg", "benchmark/gao/start/silo"):
+        asked = load_recipe(name).model_dump(mode="json")["federation"]["clients"]
+        assert (asked["rule"], asked["balance"]) == ("silo", "seconds")
+        unasked = load_recipe(name, ["federation.clients.balance=null"])
+        silos = unasked.model_dump(mode="json")["federation"]["clients"]
+        assert (silos["rule"], "balance" in silos) == ("silo", False)
+    users = load_recipe("benchmark/gao/start/user").model_dump(mode="json")["federation"]["clients"]
+    assert "balance" not in users
 
 
 def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> None:

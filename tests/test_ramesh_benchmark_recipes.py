@@ -9,14 +9,18 @@ import pytest
 from tests.benches import changed, runs_of, settings
 
 from sottovoce.config import Recipe, load_recipe
-from sottovoce.config.sections import SyntheticCorpus
+from sottovoce.config.sections import PatienceSettings, SyntheticCorpus
 from sottovoce.training.parent_model import find_parent_model
 
 ROOM = "benchmark/ramesh/"
 STAGES = f"{ROOM}pretraining/"
-SUITES = ("start", "hours", "cohort", "steps", "french", "private", "long")
+CONVERGED, FIXED_STEPS = ("start", "french", "private"), ("hours", "cohort", "steps")
+SUITES = (*CONVERGED, *FIXED_STEPS)
+LEVELS = ("none", "low", "high")
 START = {"central.start_from"}
 PACE = {f"federation.{key}" for key in ("steps", "evaluate_every", "checkpoint_every")}
+CENTRAL_PACE = {f"central.{key}" for key in ("steps", "evaluate_every", "checkpoint_every")}
+IN_FRENCH = {"data.store", "data.prepare.language"}
 
 
 def runs(suite: str) -> Mapping[str, Recipe]:
@@ -57,13 +61,61 @@ def test_every_setting_is_repeated_and_repeats_differ_in_their_seed_alone(suite:
 
 
 def test_all_are_fine_tuned_alike() -> None:
-    base, french = runs("start")["scratch"], runs("french")["scratch"]
+    english, french = runs("start")["scratch"], runs("french")["scratch"]
+    fixed = runs("hours")["federated-5"]
     for where, recipe in all_runs():
-        own = french if where.startswith("french/") else base
-        longer = {"central.steps", "central.schedule.total_steps"} if where.startswith("long/") else set()
-        assert changed(recipe, own) <= START | {"seed"} | longer, where
-    other = {"data.store", "data.prepare.language", "data.dev", "data.test", "tokens.size"}
-    assert changed(french, base) == other
+        like = fixed if where.startswith(FIXED_STEPS) else french if where.startswith("french/") else english
+        assert changed(recipe, like) <= START | {"seed"}, where
+    assert changed(french, english) == {*IN_FRENCH, "data.dev", "data.test", "tokens.size"}
+    schedule = {f"central.schedule.{key}" for key in ("name", "total_steps", "transition_steps", "decay_rate")}
+    assert changed(fixed, english) - START == {*CENTRAL_PACE, *schedule, "central.patience"}
+
+
+def test_fine_tuning_ends_when_it_has_converged_or_after_a_fixed_number_of_steps() -> None:
+    for suite in CONVERGED:
+        for label, recipe in runs(suite).items():
+            patience = recipe.training.patience
+            assert isinstance(patience, PatienceSettings), f"{suite}/{label}"
+            assert patience.share == 0.2, f"{suite}/{label}"
+            assert (patience.least_steps, recipe.training.steps) == (2000, 12000), f"{suite}/{label}"
+    for suite in (*FIXED_STEPS, "iban"):
+        for label, recipe in runs(suite).items():
+            own = recipe.training
+            assert own.patience is None, f"{suite}/{label}"
+            assert own.steps == own.schedule["total_steps"] == 1600, f"{suite}/{label}"
+    for label, recipe in runs("recogniser").items():
+        federated = recipe.federated
+        assert federated.patience is None, label
+        assert federated.steps == federated.server.schedule["total_steps"], label
+
+
+@pytest.mark.parametrize(
+    ("suite", "starts"),
+    [
+        ("start", {"scratch": None, **{name: name for name in ("federated", "central", "central-epochs")}}),
+        (
+            "french",  # the seven cells of Table 3
+            {
+                "scratch": None,
+                "direct-central": "central-epochs",
+                "direct-federated": "federated",
+                "direct-federated-5": "federated-5",
+                "continued-central": "fr-central-epochs",
+                "continued-federated": "fr-federated",
+                "continued-federated-5": "fr-federated-5",
+            },
+        ),
+        ("private", {level: f"private-{level}" for level in LEVELS}),
+    ],
+)
+def test_labels_say_what_is_started_from(suite: str, starts: Mapping[str, str | None]) -> None:
+    found = {label: starts_of(recipe) for label, recipe in runs(suite).items() if "-seed" not in label}
+    assert found == {label: None if name is None else STAGES + name for label, name in starts.items()}
+
+
+def test_french_encoders_continue_those_that_are_started_from_directly() -> None:
+    for name in ("central-epochs", "federated", "federated-5"):
+        assert starts_of(stage(f"fr-{name}")) == STAGES + name
 
 
 def test_a_run_starts_from_the_encoder_of_its_own_seed(tmp_path: Path) -> None:
@@ -99,20 +151,18 @@ def test_federated_and_central_encoders_take_the_same_steps_on_as_much_speech() 
 @pytest.mark.parametrize(
     ("name", "base", "differ"),
     [
-        ("central-epochs", "central", {f"central.{key}" for key in ("steps", "evaluate_every", "checkpoint_every")}),
+        ("central-epochs", "central", CENTRAL_PACE),
         ("federated-5", "federated", {"data.seed_part", "data.part", "data.people_seed", *PACE}),
         ("central-5-epochs", "central", {"data.seed_part", "data.part", "data.people_seed"}),
         ("federated-k6", "federated", {"federation.cohort_size", *PACE}),
         ("federated-k16", "federated", {"federation.cohort_size", *PACE}),
         ("federated-any", "federated", {"federation.local.time_line", *PACE}),
         ("federated-epochs", "federated-any", PACE),
-        ("fr-federated", "federated", {"data.store", "data.prepare.language", "federation.seed_model"}),
-        ("fr-central", "central", {"data.store", "data.prepare.language", "central.start_from"}),
+        ("fr-federated", "federated", {*IN_FRENCH, "federation.seed_model"}),
+        ("fr-federated-5", "fr-federated", {"federation.seed_model"}),
+        ("fr-central-epochs", "central-epochs", {*IN_FRENCH, "central.start_from"}),
         ("private-low", "private-none", {"federation.privacy.noise_multiplier"}),
-        ("private-mid", "private-none", {"federation.privacy.noise_multiplier"}),
         ("private-high", "private-none", {"federation.privacy.noise_multiplier"}),
-        ("private-top", "private-none", {"federation.privacy.noise_multiplier"}),
-        ("private-time-line", "private-mid", {"federation.local.time_line", "federation.local.batch_utterances"}),
     ],
 )
 def test_encoders_differ_in_what_their_names_say(name: str, base: str, differ: set[str]) -> None:
@@ -138,14 +188,25 @@ def test_iban_is_heard_after_english_as_it_is_alone() -> None:
 
 
 def test_a_private_recogniser_has_the_crowd_the_cohorts_and_the_noise_of_the_encoders() -> None:
-    for label in ("none", "low", "mid", "high", "top"):
-        encoder, recogniser = stage(f"private-{label}"), runs("recogniser")[label]
+    """There are more levels of noise than the encoders have, and none of theirs is missing."""
+    levels = [*LEVELS, "mid", "top"]
+    assert {label for label in runs("recogniser") if "-seed" not in label} == {*levels}
+    for label in levels:
+        encoder, recogniser = (
+            stage(f"private-{label}" if label in LEVELS else "private-none"),
+            runs("recogniser")[label],
+        )
         for key in ("store", "prepare", "dev", "test"):
             assert getattr(recogniser.data, key) == getattr(encoder.data, key), (label, key)
-        for key in ("sampling", "noise_multiplier", "delta"):
+        for key in ("sampling", "delta", *(("noise_multiplier",) if label in LEVELS else ())):
             assert getattr(recogniser.federated.privacy, key) == getattr(encoder.federated.privacy, key), (label, key)
         assert recogniser.federated.cohort_size == encoder.federated.cohort_size
         assert changed(recogniser, runs("recogniser")["none"]) <= {"federation.privacy.noise_multiplier"}
+    noise = [
+        runs("recogniser")[label].federated.privacy.noise_multiplier or 0 for label in ("none", "low", "mid", "high")
+    ]
+    assert noise == sorted({*noise})
+    assert (runs("recogniser")["top"].federated.privacy.noise_multiplier or 0) > noise[-1]
 
 
 def test_a_recogniser_starts_from_as_many_labelled_speakers_as_the_transducers() -> None:

@@ -153,11 +153,11 @@ def test_the_headline_is_a_test_set_that_nothing_was_chosen_on(runs: Path) -> No
     assert scored_on(run, dev=0.1).headline_test == "dev"
     assert not scored_on(run, dev=0.1).is_chosen_on("elsewhere:dev")
     rows = summarise_runs([scored_on(run, dev=0.1, test=0.2)], path=Path("report.html")).rows
-    assert [row[:3] for row in rows] == [
-        ("before federation", "test", "20.0%"),
-        ("before federation", "dev (chosen on)", "10.0%"),
-        ("run", "test", "20.0%"),
-        ("run", "dev (chosen on)", "10.0%"),
+    assert [row[:4] for row in rows] == [
+        ("before federation", "test", "not shown", "20.0%"),
+        ("before federation", "dev (chosen on)", "not shown", "10.0%"),
+        ("run", "test", "not shown", "20.0%"),
+        ("run", "dev (chosen on)", "not shown", "10.0%"),
     ]
 
 

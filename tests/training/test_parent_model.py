@@ -158,8 +158,8 @@ def test_a_whole_repeat_has_other_people_and_a_seed_model_of_its_own(stores: Pat
     [
         ("benchmark/clipping-lars/dim", "benchmark-seed-lars", False),  # other people altogether
         ("benchmark/clipping/dim", "benchmark-seed", True),
-        ("benchmark/gao/weighting/user-utterances", "benchmark-gao-warm-up-half-fr", True),
-        ("benchmark/gao/clients/silo", "benchmark-gao-warm-up-half-fr", True),
+        ("benchmark/cpu/imbalance/lars-dim", "benchmark-cpu-seed-lars", True),
+        ("benchmark/gao/real-speech-commands/user", "benchmark-gao-real-speech-commands-warm-up", True),
     ],
 )
 def test_whole_repeats_of_the_benchmarks_start_from_other_seed_models(name: str, parent: str, divides: bool) -> None:
@@ -171,6 +171,16 @@ def test_whole_repeats_of_the_benchmarks_start_from_other_seed_models(name: str,
     assert whole.recipe is not None
     assert (shared.recipe.seed, whole.recipe.seed) == (1, 2)
     assert (whole.recipe.people_seed == 2) is divides
+
+
+@pytest.mark.parametrize("name", ["start/user", "start/silo", "weighting/user-loss", "scratch/second-half"])
+def test_where_no_people_seed_is_named_every_repeat_is_whole(name: str) -> None:
+    for seed, folder in ((1, "benchmark-gao-warm-up-fr"), (2, "benchmark-gao-warm-up-fr-seed2")):
+        found = find_parent_model(load_recipe(f"benchmark/gao/{name}", [f"seed={seed}"]), runs=Path("runs"))
+        assert found is not None
+        assert found.folder.name == folder
+        assert found.recipe is not None
+        assert (found.recipe.seed, found.recipe.people_seed) == (seed, seed)
 
 
 def test_a_seed_model_that_divides_by_another_rule_keeps_its_people(tmp_path: Path) -> None:
