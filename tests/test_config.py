@@ -56,7 +56,7 @@ def test_augmentation_in_the_time_domain_is_written_where_it_is_asked_for() -> N
 
 
 def test_balanced_silos_are_written_where_they_are_asked_for() -> None:
-    for name in ("gao2022/table1-fr/silo-fedavg", "benchmark/gao/start/silo"):
+    for name in ("gao2022/table1-fr/silo-fedavg", "benchmark/gao/silos/silo"):
         asked = load_recipe(name).model_dump(mode="json")["federation"]["clients"]
         assert (asked["rule"], asked["balance"]) == ("silo", "seconds")
         unasked = load_recipe(name, ["federation.clients.balance=null"])

@@ -14,7 +14,7 @@ from sottovoce.training.parent_model import find_parent_model, find_token_parent
 ROOM = "benchmark/gao/"
 REAL = "real-speech-commands"
 ON_A_CPU = ("start", "server-pass", "weighting")  # the others wait for a GPU
-REPEATED = (*ON_A_CPU, "weighting-silo", "scratch", "clients", "own-speech", "private", REAL)
+REPEATED = (*ON_A_CPU, "weighting-loss", "silos", "scratch", "clients", "own-speech", "private", REAL)
 SUITES = (*REPEATED, "learning-rates")
 FIXED_ROUNDS = ("private", "learning-rates")
 WARM_UP, REAL_WARM_UP = f"{ROOM}warm-up-fr", f"{ROOM}{REAL}/warm-up"
@@ -22,7 +22,7 @@ SEED_PARTS = {WARM_UP: {"most_utterances_share": 0.5}, REAL_WARM_UP: {"fraction"
 # What was tried, and which run has what was chosen.
 RATES = {
     "user": ("start", "user", "federation.local.lr"),
-    "silo": ("start", "silo", "federation.local.lr"),
+    "silo": ("silos", "silo", "federation.local.lr"),
     "scratch": ("scratch", "scratch-fedavg", "federation.local.lr"),
     "fedadam": ("scratch", "scratch-fedadam", "federation.server.schedule.lr"),
 }
@@ -133,9 +133,11 @@ def test_clients_train_as_in_the_released_code_but_for_the_rate() -> None:
         assert (recipe.model.ctc_epochs, recipe.model.norm) == (4, "layer"), where
 
 
-@pytest.mark.parametrize("suite", ["start", REAL])
-def test_silos_differ_from_users_in_who_is_a_client_and_in_how_many_rounds_there_are(suite: str) -> None:
-    silo, user = runs(suite)["silo"], runs(suite)["user"]
+@pytest.mark.parametrize(("of_silos", "of_users"), [("silos", "start"), (REAL, REAL)])
+def test_silos_differ_from_users_in_who_is_a_client_and_in_how_many_rounds_there_are(
+    of_silos: str, of_users: str
+) -> None:
+    silo, user = runs(of_silos)["silo"], runs(of_users)["user"]
     rule = {f"federation.clients.{key}" for key in ("rule", "silos", "balance")}
     assert changed(silo, user) == {*rule, "federation.cohort_size", *PACE}
     clients = silo.federated.clients
@@ -145,24 +147,25 @@ def test_silos_differ_from_users_in_who_is_a_client_and_in_how_many_rounds_there
 
 
 def test_the_start_has_the_warm_up_and_all_speech_in_one_place_trained_alike() -> None:
-    found = runs("start")
-    assert {label for label in found if not is_repeat(label)} == {"warm-up", "central-all", "silo", "user"}
+    found, everybody = runs("start"), runs("scratch")["central-all"]
+    assert {label for label in found if not is_repeat(label)} == {"warm-up", "user"}
     assert found["warm-up"] == load_recipe(WARM_UP)
-    assert changed(found["central-all"], found["warm-up"]) == {"data.part", "data.seed_part"}
-    assert found["central-all"].data.seed_part is None
+    assert changed(everybody, found["warm-up"]) == {"data.part", "data.seed_part"}
+    assert everybody.data.seed_part is None
 
 
 @pytest.mark.parametrize(
     ("suite", "labels", "base"),
     [
-        ("weighting", {f"user-{how}" for how in ("loss", "wer-60", "released-60")}, "start"),
-        ("weighting-silo", {f"silo-{how}" for how in WEIGHTS}, "start"),
+        ("weighting", {"user-wer-60", "user-released-60"}, "start"),
+        ("weighting-loss", {"user-loss"}, "start"),
+        ("silos", {f"silo-{how}" for how in WEIGHTS}, "silos"),
         (REAL, {"user-released-60", "silo-released-60"}, REAL),
     ],
 )
 def test_weightings_differ_in_weights_alone(suite: str, labels: set[str], base: str) -> None:
     found = {label: recipe for label, recipe in runs(suite).items() if not is_repeat(label)}
-    assert {*found} - {"user", "silo"} == labels
+    assert {*found} - {"user", "silo", "silo-pass"} == labels
     for label in labels:
         who, _, how = label.partition("-")
         weighting, utterances = WEIGHTS[how]
@@ -181,13 +184,15 @@ def test_weightings_differ_in_weights_alone(suite: str, labels: set[str], base: 
 
 def test_the_extra_pass_is_all_that_differs_from_runs_without() -> None:
     found = runs("server-pass")
-    assert {label for label in found if not is_repeat(label)} == {"silo", "user"}
+    assert {label for label in found if not is_repeat(label)} == {"user"}
     for label, recipe in found.items():
         assert changed(recipe, runs("start")[label]) == {"federation.server_pass"}
+    assert changed(runs("silos")["silo-pass"], runs("silos")["silo"]) == {"federation.server_pass"}
 
 
 def test_the_extra_pass_is_one_epoch_of_the_warm_ups_speech_trained_on_as_clients_train() -> None:
-    for label, recipe in runs("server-pass").items():
+    with_pass = {label: recipe for label, recipe in runs("silos").items() if label.startswith("silo-pass")}
+    for label, recipe in {**runs("server-pass"), **with_pass}.items():
         local, own = recipe.federated.local, recipe.federated.server_pass
         assert own is not None
         assert (own.data, own.epochs, own.steps) == ("seed", 1, None), label
@@ -216,16 +221,16 @@ def test_clients_that_are_tested_on_their_own_speech_are_the_same_otherwise() ->
 
 
 def test_the_second_half_is_the_clients_speech_from_where_they_start() -> None:
-    second, start = runs("scratch")["second-half"], runs("start")
-    assert changed(second, start["central-all"]) == {"data.part", "data.seed_part", "central.start_from"}
-    for label in ("silo", "user"):
-        assert second.data == start[label].data
-        assert second.training.start_from == start[label].federated.seed_model
+    second = runs("scratch")["second-half"]
+    assert changed(second, runs("scratch")["central-all"]) == {"data.part", "data.seed_part", "central.start_from"}
+    for federated in (runs("silos")["silo"], runs("start")["user"]):
+        assert second.data == federated.data
+        assert second.training.start_from == federated.federated.seed_model
 
 
 def test_runs_from_nothing_take_pieces_alone_from_the_warm_up_and_differ_in_their_algorithm() -> None:
     found = runs("scratch")
-    names = {"second-half", *(f"scratch-{name}" for name in ("fedavg", "fedprox", "fedadam"))}
+    names = {"central-all", "second-half", *(f"scratch-{name}" for name in ("fedavg", "fedprox", "fedadam"))}
     assert {label for label in found if not is_repeat(label)} == names
     fedavg, user = found["scratch-fedavg"], runs("start")["user"]
     own = {"federation.seed_model", "tokens.take_from", "federation.local.lr"}
