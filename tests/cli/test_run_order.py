@@ -162,7 +162,7 @@ def lay_out_common_voice(source: Path, out: Path) -> None:
 
 
 SMALL = ["model.size=tiny", "federation.steps=1", "federation.cohort_size=2", "federation.local.local_epochs=1"]
-SMALL_WARM_UP = "parent_overrides=[model.size=tiny, tokens.size=60, central.steps=1, central.checkpoint_every=1]"
+SMALL_WARM_UP = "parent_overrides=[model.size=tiny, tokens.size=60, central.epochs=1]"
 
 
 @pytest.mark.long
@@ -172,7 +172,7 @@ def test_the_readmes_first_suite_of_gao_runs_from_a_store_of_real_speech(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     lay_out_common_voice(real_speech / "commonvoice-fr-mini/cv-corpus-6.1/fr", tmp_path / "cv/fr")
-    prepared = sottovoce("prepare", "commonvoice", "cv/fr", "--out", "stores/commonvoice6-fr")
+    prepared = sottovoce("prepare", "commonvoice", "cv/fr", "--spelling", "gao2022", "--out", "stores/commonvoice6-fr")
     assert prepared.code == 0, prepared.err
     ended = sottovoce("run", "gao2022/table1-fr", *SMALL, SMALL_WARM_UP)
     assert ended.code == 0, ended.err
