@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = sorted((ROOT / "docs").glob("RESULTS*.md"))
 OTHERS = [ROOT / "README.md", *sorted((ROOT / "docs/guides").glob("*.md"))]
 WORDS = "not converged"
+# At least so many rates in prose, and rows and cells of tables: a scan that finds fewer has missed some.
+FEWEST = {"RESULTS": (40, 41), "RESULTS-gao": (14, 5), "RESULTS-ramesh": (31, 32)}
 
 LINK = re.compile(r"\[(?P<said>[^\]]*)\]\([^)]*results/(?P<suite>[^)#/]+)\.md#(?P<label>[^)]+)\)")
 BRACKET = r"\((?P<inside>(?:\[[^\]]*\]\([^)]*\)|[^()])*)\)"
@@ -72,7 +74,7 @@ def said_of(runs: list[str]) -> str:
 
 @pytest.mark.parametrize(
     ("page", "fewest"),
-    [*((page, 40) for page in RESULTS), *((page, 0) for page in OTHERS)],
+    [*((page, FEWEST[page.stem][0]) for page in RESULTS), *((page, 0) for page in OTHERS)],
     ids=lambda found: found.stem if isinstance(found, Path) else "",
 )
 def test_no_rate_stands_without_the_word(page: Path, fewest: int) -> None:
@@ -97,7 +99,7 @@ def test_every_table_of_runs_says_which_had_converged(page: Path) -> None:
             for cell in (cell for row in rows for cell in cells(row) if CELL.search(cell)):
                 assert {*verdicts(cell)} == {"yes"} or WORDS in cells(head)[0] or WORDS in cell, cell
                 counted += 1
-    assert counted > 40
+    assert counted >= FEWEST[page.stem][1]
 
 
 def test_every_page_of_a_suite_says_which_runs_had_converged() -> None:
@@ -107,7 +109,8 @@ def test_every_page_of_a_suite_says_which_runs_had_converged() -> None:
         for label, part in zip(*[iter(parts)] * 2, strict=True):
             assert f"\n| converged | {verdict(page.stem, label)} |\n" in part, f"{page.stem}/{label}"
             counted += 1
-    assert counted > 900
+    kept = sum(path.is_dir() for archive in (ROOT / "results").glob("*.zip") for path in open_path(archive).iterdir())
+    assert counted == kept
 
 
 @pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.stem)

@@ -173,7 +173,7 @@ def test_whole_repeats_of_the_benchmarks_start_from_other_seed_models(name: str,
     assert (whole.recipe.people_seed == 2) is divides
 
 
-@pytest.mark.parametrize("name", ["start/user", "start/silo", "weighting/user-loss", "scratch/second-half"])
+@pytest.mark.parametrize("name", ["start/user", "silos/silo", "weighting-loss/user-loss", "scratch/second-half"])
 def test_where_no_people_seed_is_named_every_repeat_is_whole(name: str) -> None:
     for seed, folder in ((1, "benchmark-gao-warm-up-fr"), (2, "benchmark-gao-warm-up-fr-seed2")):
         found = find_parent_model(load_recipe(f"benchmark/gao/{name}", [f"seed={seed}"]), runs=Path("runs"))

@@ -91,8 +91,8 @@ def test_a_federated_run_learns_and_says_so_by_its_loss_and_accuracy(stores: Pat
     assert "wer" not in after
     assert "chosen by the loss on 9 utterances, 0.00 h (left out: 3 too short for all predictions)" in said
     summary = write_report({"speech alone": outcome.folder}, tmp_path, title="Speech alone")
-    assert summary.headings[2:4] == ("loss", "accuracy")
-    assert "(chance 6.2%)" in summary.rows[-1][3]
+    assert summary.headings[2:5] == ("converged", "loss", "accuracy")
+    assert "(chance 6.2%)" in summary.rows[-1][4]
     page = (tmp_path / "report.html").read_text()
     assert "Contrastive accuracy on speakers who are not trained on" in page
     assert "word error rate" not in page.lower()

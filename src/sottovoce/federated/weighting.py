@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sottovoce.base.errors import check_invariant
 from sottovoce.data.population import Client
 from sottovoce.evaluation.error_rates import compute_wer
 from sottovoce.evaluation.recognise import recognise_utterances
@@ -172,7 +173,7 @@ def measured_wer(
     if context.shared_dev is not None:
         store, rows, texts = context.shared_dev.store, context.shared_dev.rows, context.shared_dev.texts
     else:
-        assert context.weighting is Weighting.WER, "weighting=wer_released without shared speech"
+        check_invariant(context.weighting is Weighting.WER, "weighting=wer_released without shared speech")
         store, rows = context.store, client.held_out
         texts = tuple(store.utterance(row).text or "" for row in rows.tolist())
         if not any(text.split() for text in texts):
