@@ -32,7 +32,7 @@ from sottovoce.federated.feature_cache import FeatureCache
 from sottovoce.federated.round import AfterStep, OnRelease, Round, RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import DEFAULT, Family, StepDraws, find_family, step_loss
+from sottovoce.models.family import DEFAULT, REGISTERED, Family, StepDraws, find_family, step_loss
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
@@ -54,6 +54,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "dropout": 0.15,
     },
 }
+# A pretrained model needs a folder: tests/models/huggingface goes through the same engines.
+MADE_FROM_NOTHING = [name for name in REGISTERED if name != "huggingface"]
 LOCAL: dict[str, Any] = {"batch_seconds": 2.0, "lr": 0.3, "local_steps": 2, "spec_augment": None}
 CPU = torch.device("cpu")
 

@@ -15,7 +15,17 @@ import numpy as np
 import pytest
 import torch
 from tests.federated import test_ranks, test_round
-from tests.federated.small import CPU, EXACT, Small, furthest, small, small_settings, start_stream, tokens_of
+from tests.federated.small import (
+    CPU,
+    EXACT,
+    MADE_FROM_NOTHING,
+    Small,
+    furthest,
+    small,
+    small_settings,
+    start_stream,
+    tokens_of,
+)
 from tests.federated.test_stacked import relative, updates_of
 from tests.guides import DOCS, blocks
 from tests.ranks import in_processes
@@ -34,7 +44,6 @@ from sottovoce.flat.layout import Layout
 from sottovoce.models.attention_search import GREEDY, SearchOptions
 from sottovoce.models.family import (
     DEFAULT,
-    REGISTERED,
     Family,
     extract_float32_features,
     find_family,
@@ -70,7 +79,7 @@ class Kind(NamedTuple):
     hears_padding: bool = False
 
 
-FAMILIES = {name: Kind(name) for name in (*REGISTERED, FROM_THE_GUIDE)}
+FAMILIES = {name: Kind(name) for name in (*MADE_FROM_NOTHING, FROM_THE_GUIDE)}
 EARS = FeatureSettings(normalise="filter", floor_db=40.0)
 KINDS = {
     **FAMILIES,

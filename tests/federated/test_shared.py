@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.federated.small import CPU, EXACT, UNIT, Small, as_model, furthest, rounding, small
+from tests.federated.small import CPU, EXACT, MADE_FROM_NOTHING, UNIT, Small, as_model, furthest, rounding, small
 from tests.federated.test_stacked import relative, updates_of
 from tests.ranks import in_processes
 from tests.reference_round import Model, plus, times
@@ -30,7 +30,7 @@ from sottovoce.federated.engines import JointlyTrained, SequentialEngine, Shared
 from sottovoce.federated.engines.shared import NOT_FINITE
 from sottovoce.federated.ranks import ClientsOverRanks, RoundOrder
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import REGISTERED, find_family
+from sottovoce.models.family import find_family
 from sottovoce.models.trainable import parse_part, split_parameters
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Weighting
@@ -62,7 +62,7 @@ def _one_thread(one_thread: None) -> Iterator[None]:
     return None
 
 
-@pytest.fixture(params=REGISTERED)
+@pytest.fixture(params=MADE_FROM_NOTHING)
 def family(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

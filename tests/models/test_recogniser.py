@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.federated.small import MADE_FROM_NOTHING
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import torch_stream
 from sottovoce.data.text.tokens import CharacterTokens, load_tokens, save_tokens
-from sottovoce.models.family import REGISTERED, find_family
+from sottovoce.models.family import find_family
 from sottovoce.models.model_files import CONFIG, PARAMETERS, TOKENS
 from sottovoce.models.recogniser import (
     Recogniser,
@@ -182,7 +183,7 @@ def test_no_family_makes_more_layers_than_the_file_has_tensors(
 
 def test_every_layer_has_tensors_of_its_own() -> None:
     """What a model's file is held against: `layers` never counts more than there are tensors."""
-    for name in REGISTERED:
+    for name in MADE_FROM_NOTHING:
         family = find_family(name)
         settings = family.Options(size="tiny", family=name).settings(tokens=5)
         assert 0 < family.transfer.layer_count(settings) <= len(family.shapes(settings))

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.federated.small import MADE_FROM_NOTHING
 from tests.network.conftest import MakeCluster
 from tests.network.local_cluster import NUMBERS, LocalCluster, content, recipe_of
 from tests.tones import pack_tones, speaker
@@ -14,7 +15,7 @@ from sottovoce.data.store import Store
 from sottovoce.federated.cohort import Clients, LocalClients
 from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server
-from sottovoce.models.family import REGISTERED, find_family
+from sottovoce.models.family import find_family
 from sottovoce.network.invitation import SecureSums
 from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.plan import Plan
@@ -102,7 +103,7 @@ def test_a_grid_moves_a_simulation_by_next_to_nothing(make_cluster: MakeCluster,
     assert float((totals[0] - totals[1].double()).abs().max()) <= bound
 
 
-@pytest.mark.parametrize("family", sorted(REGISTERED))
+@pytest.mark.parametrize("family", sorted(MADE_FROM_NOTHING))
 def test_every_family(make_cluster: MakeCluster, tmp_path: Path, family: str) -> None:
     given = content()
     given["model"] = {"family": family, **find_family(family).smoke_options}

@@ -85,3 +85,11 @@ def suggest_nearest(name: str, known: Collection[str]) -> str:
     """A hint at what was meant, and all that there is."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     return (f", did you mean {near[0]!r}?" if near else ",") + f" (known: {', '.join(known)})"
+
+
+def import_extra(module: str, *, extra: str, called: str) -> Any:
+    """A package that only an extra of ours installs; a line about it begins with what needs it (`called`)."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f"{called} needs {module}: pip install 'sottovoce[{extra}]' ({error})") from None

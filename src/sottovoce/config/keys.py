@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import yaml
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from sottovoce.config.recipe import Recipe
 from sottovoce.models.family import REGISTERED, find_family
@@ -101,7 +102,31 @@ def _settings(kind: type) -> Iterator[tuple[str, Any, str]]:
     hints = get_type_hints(kind)
     for own in fields(kind):
         given = own.default if own.default_factory is MISSING else own.default_factory()
-        yield own.name, hints[own.name], REQUIRED if given is MISSING else _format_default(given)
+        yield _name_in_yaml(kind, own.name), hints[own.name], REQUIRED if given is MISSING else _format_default(given)
+
+
+@cache
+def _aliases(kind: type) -> Mapping[str, str]:
+    """Names of settings that Python cannot have, by those that it has instead."""
+    hints = get_type_hints(kind, include_extras=True)
+    told = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {
+        name: one.alias
+        for name, metadata in told.items()
+        for one in metadata
+        if isinstance(one, FieldInfo) and one.alias is not None
+    }
+
+
+def _name_in_yaml(kind: type, name: str) -> str:
+    return _aliases(kind).get(name, name)
+
+
+def _value_of(section: Any, name: str) -> Any:
+    """The value of the setting that YAML calls `name`."""
+    kind: Any = type(section)
+    ours = {alias: own for own, alias in _aliases(kind).items()}
+    return getattr(section, ours.get(name, name))
 
 
 def _format_default(default: Any) -> str:
@@ -126,7 +151,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return {name: plain(getattr(value, name)) for name in type(value).model_fields}
     if is_dataclass(value) and not isinstance(value, type):
-        return {own.name: plain(getattr(value, own.name)) for own in fields(value)}
+        return {_name_in_yaml(type(value), own.name): plain(getattr(value, own.name)) for own in fields(value)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -230,7 +255,7 @@ def render_commented_recipe(recipe: Recipe) -> str:
 
 def _lines(section: Any, *, indent: str) -> Iterator[str]:
     for key in list_section_keys(type(section)):  # type: ignore[arg-type]  # types are hashable
-        value, meaning = getattr(section, key.name), f"  # {key.meaning}" if key.meaning else ""
+        value, meaning = _value_of(section, key.name), f"  # {key.meaning}" if key.meaning else ""
         if is_section(type(value)):
             yield f"{indent}{key.name}:{meaning}"
             yield from _lines(value, indent=indent + "  ")

@@ -41,6 +41,7 @@ REGISTERED: Mapping[str, str] = {
     "crdnn": "sottovoce.models.crdnn:FAMILY",
     "transducer": "sottovoce.models.transducer:FAMILY",
     "cpc": "sottovoce.models.cpc:FAMILY",
+    "huggingface": "sottovoce.models.huggingface:FAMILY",
 }
 
 
@@ -89,6 +90,10 @@ class Options(Protocol):
 
 
 def _none(_settings: Any) -> None:
+    return None
+
+
+def _no_tokens(_options: Any, _language: str) -> None:
     return None
 
 
@@ -188,7 +193,9 @@ class Transfer(Generic[S]):
     `settings` may take from one of another family with the settings `other`. `is_lora_target(name)`: whether LoRA
     corrects a matrix. `rescale(parameters, factor=…, settings=…)` are other parameters of the same function.
     `layer_count(settings)` counts layers with tensors of their own: a saved model that says more than its file has
-    tensors is refused before any of them is named.
+    tensors is refused before any of them is named. `part(settings)` is what of a model is trained where its options say
+    so (`models.trainable.Part`); None is for a recipe to say. `write_adapter(low_rank, folder, scale=…, settings=…)`
+    writes low-rank corrections as others read them, beside an exported part.
     """
 
     token_tensors: frozenset[str] = frozenset()
@@ -196,13 +203,17 @@ class Transfer(Generic[S]):
     is_lora_target: Callable[[str], bool] = is_weight
     rescale: Callable[..., dict[str, Tensor]] | None = None
     layer_count: Callable[[S], int] = _zero
+    part: Callable[[S], Any] = _none
+    write_adapter: Callable[..., None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Generic[S, D]):
     """What is special about training.
 
-    `needs_text`: a family that does not has no tokens either (`text.tokens.NO_TOKENS`).
+    `needs_text`: a family that does not has no tokens either (`text.tokens.NO_TOKENS`). `own_tokens(options, language)`
+    are those that a model of these options brings along; None where a run chooses them. `check(family, settings, part)`
+    refuses a part of a model (`models.trainable.Trainable`) that cannot be trained as clients are promised.
     `adjust_draws(settings, draws, progress)` are a step's draws where they also depend on how far training is.
     `statistics(settings)` names the tensors that count what was seen (batch-norm's): the gradient that `loss` gives
     them is the way they go back in this step, whatever the learning rate; clients' updates hold them like all others.
@@ -211,6 +222,8 @@ class Training(Generic[S, D]):
     """
 
     needs_text: bool = True
+    own_tokens: Callable[[Any, str], Any] = _no_tokens
+    check: Callable[..., None] | None = None
     adjust_draws: Callable[[S, D, TrainingProgress], D] | None = None
     statistics: Callable[[S], frozenset[str]] = _no_names
     accelerate: Callable[..., "Family[S, D]"] | None = None

@@ -48,6 +48,7 @@ class TrainedPart:
     trained: Parameters
     scale: float
     frozen_digest: str
+    fixed: Parameters = field(default_factory=dict)  # factors of low rank that were not trained
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ def export_recogniser(recogniser: Recogniser, folder: Path) -> dict[str, Any]:
             written = Path(temporary) / folder.name
             written.mkdir()
             save_recogniser(recogniser, written)
+            _write_adapter(recogniser, written)
             size = sum(file.stat().st_size for file in written.iterdir())
             written.rename(folder)
     except (OSError, SafetensorError) as error:
@@ -136,6 +138,14 @@ def export_recogniser(recogniser: Recogniser, folder: Path) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in _trained(recogniser).values()),
         "bytes": size,
     }
+
+
+def _write_adapter(recogniser: Recogniser, folder: Path) -> None:
+    """Low-rank corrections as others read them, where the family says how and nothing else was trained."""
+    part, write = recogniser.part, recogniser.family.transfer.write_adapter
+    if part is None or write is None or not all(name.endswith((".lora_a", ".lora_b")) for name in part.trained):
+        return
+    write({**part.fixed, **part.trained}, folder, scale=part.scale, settings=recogniser.settings)
 
 
 def save_frozen(frozen: Frozen, run: Path) -> str:
@@ -185,6 +195,8 @@ def load_recogniser(folder: Path | str, *, family: str | None = None) -> Recogni
         check_shapes(_merged_shapes(held, frozen), found.shapes(settings), where=str(folder))
         part = _read_part(folder, config)
         parameters = load_file(folder / file) if part is None else _put_together(folder, part)
+        if part is not None:
+            part = replace(part, fixed=_read_fixed(folder))
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(("settings", *map(str, first["loc"])))
@@ -245,7 +257,7 @@ def _numbers(value: object, name: str) -> Iterator[tuple[str, float]]:
 
 def _merged_shapes(trained: Shapes, frozen: Shapes) -> Shapes:
     """The shapes of `Frozen.merged`, whose products of low rank may be far larger than what they are made of."""
-    whole = dict(frozen)
+    whole = {name: shape for name, shape in frozen.items() if not name.endswith(".lora_a")}
     for name, shape in trained.items():
         if not name.endswith((".lora_a", ".lora_b")):
             whole[name] = shape
@@ -253,7 +265,7 @@ def _merged_shapes(trained: Shapes, frozen: Shapes) -> Shapes:
         if not name.endswith(".lora_b"):
             continue
         matrix = name.removesuffix("lora_b") + "weight"
-        a, b = trained.get(low_rank_names(matrix)[0], ()), trained[name]
+        a, b = {**frozen, **trained}.get(low_rank_names(matrix)[0], ()), trained[name]
         if len(a) != 2 or len(b) != 2 or a[0] != b[1] or frozen.get(matrix) != (b[0], a[1]):
             raise InputError(f"{name!r} is no correction of low rank of {matrix!r}: a model of another architecture")
     return whole
@@ -267,6 +279,11 @@ def _read_part(folder: Path, config: Mapping[str, Any]) -> TrainedPart | None:
     if not math.isfinite(scale):
         raise InputError(f"{folder}: part.scale={scale}, expected a finite number")
     return TrainedPart(load_file(folder / PART), scale, str(part["frozen"]))
+
+
+def _read_fixed(folder: Path) -> dict[str, Tensor]:
+    with safe_open(_frozen_of(folder), framework="pt") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys() if name.endswith(".lora_a")}  # noqa: SIM118
 
 
 def _frozen_of(folder: Path) -> Path:

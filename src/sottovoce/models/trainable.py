@@ -9,6 +9,8 @@
 What is trained is written as a list of
     blocks.30-35, output, *.norm.*    names of parameters: a shell-like pattern, or what a name begins with
     lora(r=16), lora(r=8, alpha=16)   for every block matrix W that is not trained itself: W + alpha/r · b·a
+    lora(r=8, targets=q_proj|v_proj)  for the matrices of layers with these names alone
+    lora(r=8, factors=b)              b alone is trained, and a stays as it was drawn (FFA-LoRA, Sun et al. 2024)
 """
 
 import math
@@ -25,7 +27,9 @@ from sottovoce.models.family import Parameters
 
 ALLOWED = 'expected "lora(r=16)", "lora(r=8, alpha=16)", "blocks.30-35", "output", "*.norm.*", or several with commas'
 
-_LORA = re.compile(r"lora\(\s*r\s*=\s*([0-9]{1,6})\s*(?:,\s*alpha\s*=\s*([0-9.eE+-]+)\s*)?\)")
+_LORA = re.compile(r"lora\(([^()]*)\)")
+_SETTING = re.compile(r"\s*(r|alpha|targets|factors)\s*=\s*([\w.|+-]+)\s*")
+FACTORS = ("both", "b")
 _BLOCKS = re.compile(r"blocks\.([0-9]{1,3})(?:-([0-9]{1,3}))?(\..+)?")
 _PATTERN = re.compile(r"[\w.*?\[\]-]+")
 _COMMA = re.compile(r",(?![^(]*\))")  # not within parentheses
@@ -53,10 +57,22 @@ def with_corrections(parameters: Parameters) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Lora:
-    """Low-rank corrections of rank `rank`. `scale` is alpha/r."""
+    """Low-rank corrections of rank `rank`. `scale` is alpha/r.
+
+    `targets` are names of layers, None the family's own choice. With noise on both `factors` their product has noise of
+    the second order, which b alone does not have.
+    """
 
     rank: int
     scale: float
+    targets: tuple[str, ...] | None = None
+    factors: str = "both"
+
+    def corrects(self, name: str, *, is_lora_target: Callable[[str], bool]) -> bool:
+        """Whether the matrix called `name` gets a correction."""
+        if self.targets is None:
+            return is_lora_target(name)
+        return name.endswith(".weight") and name.split(".")[-2] in self.targets
 
 
 @dataclass(frozen=True)
@@ -74,13 +90,13 @@ def parse_part(text: str) -> Part:
     >>> parse_part("blocks.9-10, output").patterns
     ('blocks.09', 'blocks.10', 'output')
     >>> parse_part("lora(r=8, alpha=16)").lora
-    Lora(rank=8, scale=2.0)
+    Lora(rank=8, scale=2.0, targets=None, factors='both')
     """
     patterns: list[str] = []
     loras: list[Lora] = []
     for item in (item.strip() for item in _COMMA.split(text)):
         if found := _LORA.fullmatch(item):
-            loras.append(_lora(*found.groups(), text=text))
+            loras.append(_lora(found[1], text=text))
         elif found := _BLOCKS.fullmatch(item):
             patterns += _blocks(*found.groups(), text=text)
         elif _PATTERN.fullmatch(item):
@@ -92,14 +108,23 @@ def parse_part(text: str) -> Part:
     return Part(text, tuple(patterns), loras[0] if loras else None)
 
 
-def _lora(rank: str, alpha: str | None, *, text: str) -> Lora:
+def _lora(settings: str, *, text: str) -> Lora:
+    found = [_SETTING.fullmatch(item) for item in settings.split(",")]
+    given = {match[1]: match[2] for match in found if match is not None}
+    if None in found or len(given) != len(found) or "r" not in given:
+        raise InputError(f"trainable={text!r}: 'lora({settings})' is not understood, {ALLOWED}")
     try:
-        scale = 1.0 if alpha is None else float(alpha) / int(rank)
+        rank = int(given["r"])
+        scale = float(given["alpha"]) / rank if "alpha" in given else 1.0
     except (ValueError, ZeroDivisionError):
-        scale = math.nan
-    if int(rank) < 1 or not (math.isfinite(scale) and scale > 0):
+        rank, scale = 0, math.nan
+    if not 1 <= rank < 10**6 or not (math.isfinite(scale) and scale > 0):
         raise InputError(f"trainable={text!r}: expected a rank r of at least 1 and a positive alpha")
-    return Lora(int(rank), scale)
+    factors = given.get("factors", "both")
+    if factors not in FACTORS:
+        raise InputError(f"trainable={text!r}: factors={factors}, expected {' or '.join(FACTORS)}")
+    targets = given.get("targets")
+    return Lora(rank, scale, None if targets is None else tuple(targets.split("|")), factors)
 
 
 def _blocks(first: str, last: str | None, below: str | None, *, text: str) -> list[str]:
@@ -131,7 +156,7 @@ class Frozen:
     @torch.no_grad()
     def merged(self, trained: Parameters) -> dict[str, Tensor]:
         """One model's plain parameters, by their usual names and with corrections added, where `trained` lies."""
-        whole = dict(self.tensors)
+        whole = {name: tensor for name, tensor in self.tensors.items() if not name.endswith(".lora_a")}
         for name, tensor in trained.items():
             if name.endswith(".lora_a"):
                 continue
@@ -139,8 +164,9 @@ class Frozen:
                 whole[name] = tensor
                 continue
             matrix = name.removesuffix("lora_b") + "weight"
-            low_rank = self.scale * tensor @ trained[low_rank_names(matrix)[0]]
-            whole[matrix] = self.tensors[matrix].to(tensor.device) + low_rank
+            factor = low_rank_names(matrix)[0]
+            a = trained[factor] if factor in trained else self.tensors[factor].to(tensor.device)
+            whole[matrix] = self.tensors[matrix].to(tensor.device) + self.scale * tensor @ a
         return whole
 
 
@@ -174,12 +200,15 @@ def split_parameters(
         return Trainable(parameters, NOTHING_FROZEN)
     chosen = _trained_names(part, parameters)
     initial: dict[str, Tensor] = {}
+    fixed: dict[str, Tensor] = {}
     for name, tensor in parameters.items():
         if name in chosen:
             initial[name] = tensor
-        elif part.lora is not None and tensor.dim() == 2 and is_lora_target(name):
-            initial |= _low_rank(part, name, tensor, generator=generator)
-    frozen = {name: tensor for name, tensor in parameters.items() if name not in initial}
+        elif part.lora is not None and tensor.dim() == 2 and part.lora.corrects(name, is_lora_target=is_lora_target):
+            a, b = _low_rank(part, name, tensor, generator=generator).items()
+            (initial if part.lora.factors == "both" else fixed).update([a])
+            initial.update([b])
+    frozen = {name: tensor for name, tensor in parameters.items() if name not in initial} | fixed
     return Trainable(initial, Frozen(frozen, 1.0 if part.lora is None else part.lora.scale))
 
 

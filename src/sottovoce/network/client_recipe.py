@@ -29,6 +29,9 @@ NOT_OF_FEDERATION = (
 )
 NOT_OF_PRIVACY = ("population_size", "extrapolate")
 
+# Its options name a folder, which a client would have to open at a server's word.
+PRETRAINED = "huggingface"
+
 # What a client's copy of a recipe says in their place.
 _PLACEHOLDERS = {
     "about": "a federation over a network",
@@ -91,6 +94,8 @@ def check_loads_no_code(part: Mapping[str, Any]) -> None:
         raise InputError(
             f"the invitation's model: family={str(family)[:80]!r}, expected one of {', '.join(REGISTERED)}"
         )
+    if family == PRETRAINED:
+        raise InputError(f"the invitation's model: family={family} has a client open a folder that the server names")
     optimiser = local.get("optimiser") if isinstance(local, dict) else None
     name = optimiser.get("name") if isinstance(optimiser, dict) else None
     if not isinstance(name, str) or name not in OPTIMISERS:
@@ -105,6 +110,8 @@ def check_loads_no_code(part: Mapping[str, Any]) -> None:
 def check_network_recipe(recipe: Recipe, *, population_size: int) -> None:
     """Refuse recipes whose clients need more of each other, or of the server, than an update can carry."""
     settings = recipe.federated
+    if recipe.model.family == PRETRAINED:
+        raise InputError(f"model.family={PRETRAINED}: pretrained models are for clients in one place so far")
     private, rule = settings.privacy, settings.clients.rule
     if rule not in PRIVACY_UNITS:
         raise InputError(

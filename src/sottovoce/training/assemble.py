@@ -33,7 +33,7 @@ from sottovoce.training.remote_clients import RemoteClients
 from sottovoce.training.run_context import RunContext
 from sottovoce.training.run_data import RunData, build_recipe_population, check_silos, describe_unknown_order
 from sottovoce.training.server_pass import build_server_pass, load_public_speech
-from sottovoce.training.start_model import build_start_model, split_trained_part
+from sottovoce.training.start_model import build_start_model, check_trained_part, split_trained_part
 from sottovoce.training.testing import check_can_transcribe, check_holdouts, choose_measure, choose_shared_dev
 from sottovoce.training.tokens import check_token_sources, load_taken_tokens
 
@@ -127,6 +127,8 @@ def assemble(
         start_digest = "" if sketch is not None else _digest(start)
         facts |= {"tokens": HiddenDigest(start.tokens.digest), "start model": HiddenDigest(start_digest)}
         part = split_trained_part(recipe, start)
+        if sketch is None and processes.is_first:
+            check_trained_part(start, part)
         in_parent = _count_in_parent(parent, recipe, population, context, is_planned=sketch is not None)
         plan = _build_plan(recipe, population, Layout.of(part.initial), users_also_in_seed=in_parent)
         if settings.privacy.target_epsilon is not None and not context.stand_in:

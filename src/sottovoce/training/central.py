@@ -35,9 +35,9 @@ from sottovoce.models.family import (
     extract_float32_features,
     step_loss,
 )
-from sottovoce.models.recogniser import Recogniser, check_parameters, describe_inherited
+from sottovoce.models.recogniser import Recogniser, TrainedPart, check_parameters, describe_inherited, save_frozen
 from sottovoce.models.recogniser import load_recogniser as load_recogniser
-from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
+from sottovoce.models.trainable import NOTHING_FROZEN, Frozen, Trainable
 from sottovoce.optimisers import Annealed
 from sottovoce.optimisers.weights import Weights
 from sottovoce.training.agreement import HiddenDigest, digest_parts, digest_tensors, require_equal_across_ranks
@@ -66,19 +66,23 @@ from sottovoce.training.run_context import (
 )
 from sottovoce.training.run_data import RunData, count_central_steps, load_training_speech
 from sottovoce.training.run_folder import RunFolder
-from sottovoce.training.start_model import init_start_model
+from sottovoce.training.start_model import check_trained_part, init_start_model, split_trained_part
 from sottovoce.training.testing import RankGroup, choose_measure, describe_decoding, score_models
 from sottovoce.training.tokens import choose_tokens, load_taken_tokens
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CentralTraining:
-    """What central training is made of, before its first step; `measure` chooses the best model on the dev speakers."""
+    """What central training is made of, before its first step.
+
+    `part` is what of `start` is trained; `measure` chooses the best model on the dev speakers.
+    """
 
     recipe: Recipe
     data: RunData
     speech: Speech
     start: Recogniser
+    part: Trainable
     measure: Measure
     steps: CentralSteps
 
@@ -91,17 +95,19 @@ class CentralLoop(Loop):
         self._training, self._context, self._processes = training, context, processes
         self._recipe, self._start, device = training.recipe, training.start, context.device
         self._schedule = self._settings.built_schedule()
+        self._part, dtype = training.part, choose_dtype(self._settings.precision, device)
+        self._frozen_digest: str | None = None
         self._weights = Weights(
-            Layout.of(self._start.parameters),
+            Layout.of(self._part.initial),
             self._settings.built_optimiser(),
             device=device,
-            dtype=choose_dtype(self._settings.precision, device),
+            dtype=dtype,
             statistics=self._start.family.training.statistics(self._start.settings),
         )
-        self._weights.load(self._start.parameters)
+        self._weights.load(self._part.initial)
         self._family = accelerate_family(
             self._start.family,
-            self._weights.working,
+            None if self._part.frozen.tensors else self._weights.working,
             settings=self._start.settings,
             steps=training.steps.steps * self._settings.batches_a_step,
             batch_seconds=self._settings.batch_seconds,
@@ -113,6 +119,7 @@ class CentralLoop(Loop):
             family=self._family,
             settings=self._start.settings,
             batches=self._settings.batches_a_step,
+            frozen=self._part.frozen.to(device, dtype),
             processes=processes,
         )
         place = self._start.family.presentation.fine_place or self._start.family.place
@@ -128,14 +135,24 @@ class CentralLoop(Loop):
 
     @property
     def _model(self) -> Recogniser:
-        return replace(self._start, family=self._family, parameters=self._weights.masters)
+        masters, part = self._weights.masters, None
+        if self._frozen_digest is not None:
+            part = TrainedPart(masters, self._part.frozen.scale, self._frozen_digest)
+        whole = self._part.frozen.merged(masters)
+        return replace(self._start, family=self._family, parameters=whole, part=part)
+
+    def keep_frozen(self, run: RunFolder) -> None:
+        """Write what is not trained into the run's folder, once for all checkpoints."""
+        if self._part.frozen.tensors:
+            self._frozen_digest = save_frozen(self._part.frozen, run.path)
 
     @contextmanager
     def open(self, found: Checkpoint | None) -> Iterator[None]:
         if found is not None:
-            shapes = self._start.family.shapes(self._start.settings)
-            check_parameters(found.recogniser.parameters, shapes, where=f"the checkpoint of step {found.step}")
-            self._weights.load(found.recogniser.parameters)
+            held = found.recogniser.parameters if found.recogniser.part is None else found.recogniser.part.trained
+            shapes = {name: tuple(tensor.shape) for name, tensor in self._part.initial.items()}
+            check_parameters(held, shapes, where=f"the checkpoint of step {found.step}")
+            self._weights.load(held)
             self._weights.restore_optimiser(found.optimiser)
             self._log.restore(found.state["log"])
             self._place = DataPosition(**found.state["place"])
@@ -346,11 +363,14 @@ def _assemble_central(recipe: Recipe, data: RunData, context: RunContext) -> Cen
     speech = load_training_speech(recipe, data.store, start)
     context.say(f"training on {speech}")
     measure = choose_measure(recipe, start, data, say=context.say)
+    part = split_trained_part(recipe, start)
+    check_trained_part(start, part)
     return CentralTraining(
         recipe=recipe,
         data=data,
         speech=speech,
         start=start,
+        part=part,
         measure=measure,
         steps=count_central_steps(recipe.training, speech),
     )
@@ -371,5 +391,7 @@ def _train(training: CentralTraining, run: RunFolder, context: RunContext, proce
         patience=central.patience,
     )
     loop = CentralLoop(training, context=context, processes=processes)
+    if processes.is_first:
+        loop.keep_frozen(run)
     with deterministic_kernels(bool(central.repeatable), context.device):
         return run_loop(loop, run, settings, processes=processes, on_report=context.on_report, say=context.say)

@@ -139,7 +139,7 @@ def build_engine(
     def faster(working: Parameters) -> Family[Any, Any]:
         return accelerate_family(
             start.family,
-            working if settings.trainable is None else None,
+            None if clients.frozen.tensors else working,
             settings=start.settings,
             steps=steps,
             batch_seconds=settings.local.batch_seconds,

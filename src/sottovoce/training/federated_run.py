@@ -110,7 +110,7 @@ def _inputs(federation: Federation, processes: Processes) -> dict[str, Any]:
 def _announce(federation: Federation) -> None:
     """Say what is trained and what is promised."""
     recipe, settings, plan, context = federation.recipe, federation.settings, federation.plan, federation.context
-    if settings.trainable is not None:
+    if federation.part.frozen.tensors:
         context.say(describe_part(federation.part, model_bits=settings.model_bits))
     if not federation.is_release and (small := describe_clients_without_holdout(recipe, federation.population)):
         context.say(small)

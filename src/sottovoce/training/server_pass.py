@@ -55,7 +55,7 @@ def build_server_pass(recipe: Recipe, start: Recogniser, speech: Speech, *, devi
     )
     family = accelerate_family(
         start.family,
-        weights.working if recipe.federated.trainable is None else None,
+        None if frozen.tensors else weights.working,
         settings=start.settings,
         steps=recipe.federated.steps * _count_steps(speech, settings),
         batch_seconds=settings.batch_seconds,

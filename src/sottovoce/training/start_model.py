@@ -11,7 +11,7 @@ from sottovoce.data.store import Store
 from sottovoce.data.text.tokens import Tokens
 from sottovoce.models.family import find_family
 from sottovoce.models.recogniser import Recogniser, adapt_parameters, create_recogniser, describe_inherited
-from sottovoce.models.trainable import Trainable, parse_part, split_parameters
+from sottovoce.models.trainable import Part, Trainable, parse_part, split_parameters
 from sottovoce.training.loop import Say
 from sottovoce.training.parent_model import ParentModel
 from sottovoce.training.tokens import check_no_other_tokens, choose_tokens
@@ -62,12 +62,26 @@ def init_start_model(recipe: Recipe, tokens: Tokens, parent: Recogniser | None, 
 
 def split_trained_part(recipe: Recipe, start: Recogniser) -> Trainable:
     """What of `start` the clients train; the same whenever it is asked for."""
-    text = recipe.federated.trainable
-    part = None if text is None else parse_part(text)
+    part = choose_trained_part(recipe, start)
     generator = torch_stream(recipe.seed, "low rank")
     return split_parameters(
         part, start.parameters, is_lora_target=start.family.transfer.is_lora_target, generator=generator
     )
+
+
+def check_trained_part(start: Recogniser, part: Trainable) -> None:
+    """Refuse what its family knows that it cannot be trained."""
+    if (check := start.family.training.check) is not None:
+        check(start.family, start.settings, part)
+
+
+def choose_trained_part(recipe: Recipe, start: Recogniser) -> Part | None:
+    """What of `start` is trained, by its own options or by the recipe; None is all of it."""
+    own: Part | None = start.family.transfer.part(start.settings)
+    text = None if recipe.federation is None else recipe.federation.trainable
+    if own is not None and text is not None:
+        raise InputError(f"federation.trainable={text}: model.train={own.text} says what is trained; expected one")
+    return own if text is None else parse_part(text)
 
 
 def count_communication(part: Trainable, *, model_bits: int | None = None) -> dict[str, Any]:

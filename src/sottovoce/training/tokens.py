@@ -67,6 +67,8 @@ def choose_tokens(
     """
     if not find_family(recipe.model.family).training.needs_text:
         return NO_TOKENS
+    if (own := find_own_tokens(recipe, store.language)) is not None:
+        return own
     if recipe.tokens.file is not None:
         return load_tokens(Path(recipe.tokens.file))
     if recipe.tokens.take_from is not None:
@@ -85,6 +87,14 @@ def choose_tokens(
     if recipe.tokens.kind == "characters":
         return CharacterTokens.seen_in(texts)
     return train_sentence_pieces((text for text in texts if text), size=recipe.tokens.size)
+
+
+def find_own_tokens(recipe: Recipe, language: str) -> Tokens | None:
+    """The tokens that a pretrained model brings along, which no text of a client has made; None where it has none."""
+    found: Tokens | None = find_family(recipe.model.family).training.own_tokens(recipe.model, language)
+    if found is not None and recipe.tokens != type(recipe.tokens)():
+        raise InputError("tokens: a pretrained model has tokens of its own; expected none")
+    return found
 
 
 def load_taken_tokens(recipe: Recipe, *, runs: Path) -> Tokens | None:
@@ -160,6 +170,8 @@ def _list_sources(
 ) -> Iterator[TokenSource]:
     """`inputs` are those of the run with this recipe, where it was made before."""
     if not find_family(recipe.model.family).training.needs_text:
+        return
+    if find_own_tokens(recipe, open_named_store(recipe.data.store, stores).language) is not None:
         return
     if recipe.tokens.file is not None:
         language = open_named_store(recipe.data.store, stores).language

@@ -253,6 +253,10 @@ def _from_json(content: dict[str, str]) -> Tokens:
         return SentencePieceTokens(base64.b64decode(content["model"], validate=True))
     if content["kind"] == "none":
         return NO_TOKENS
+    if content["kind"] == "pretrained":
+        from sottovoce.data.text.pretrained_tokens import PretrainedTokens  # it is a kind of these
+
+        return PretrainedTokens.from_json(content)
     raise InputError(f"kind={content['kind']!r}: 'characters' or 'sentence pieces' expected")
 
 

@@ -1,0 +1,3 @@
+"""Pretrained recognisers in Hugging Face's layout."""
+
+from sottovoce.models.huggingface.family import FAMILY as FAMILY

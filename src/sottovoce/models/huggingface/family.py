@@ -1,0 +1,354 @@
+"""Pretrained recognisers as a family: their own features and tokens, our loss, their decoding.
+
+    wav2vec2, XLS-R, MMS, HuBERT, WavLM, Wav2Vec2-BERT, Parakeet-CTC     CTC
+    Whisper, Moonshine                                                   encoder and decoder
+
+Shapes: U utterances, T frames, F features, V outputs, L tokens, N clients of a stack.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sottovoce.base.errors import InputError
+from sottovoce.base.seeds import seeded_kernels
+from sottovoce.data.audio.augment import apply_masks
+from sottovoce.data.audio.waveforms import Features
+from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.data.text.pretrained_tokens import read_pretrained_tokens
+from sottovoce.data.text.tokens import Tokens
+from sottovoce.models import ctc
+from sottovoce.models.attention_search import SearchOptions
+from sottovoce.models.decoding import Hypothesis, decode_greedily
+from sottovoce.models.family import (
+    Family,
+    FrontEnd,
+    Inspection,
+    Parameters,
+    Recognition,
+    Stacked,
+    Stacking,
+    Training,
+    Transfer,
+)
+from sottovoce.models.huggingface.adapters import write_adapter
+from sottovoce.models.huggingface.gates import check_can_be_trained
+from sottovoce.models.huggingface.inputs import (
+    extract_features,
+    feature_frames,
+    network_inputs,
+    output_frames,
+    samples_per_frame,
+)
+from sottovoce.models.huggingface.layers import find_unstackable
+from sottovoce.models.huggingface.network import (
+    MERGED,
+    build_network,
+    call_network,
+    import_transformers,
+    load_pretrained,
+    name_part,
+)
+from sottovoce.models.huggingface.settings import NAME, PARTS, Options, Settings
+from sottovoce.models.module import draw_seeds
+from sottovoce.models.stacks import line_places, to_lines
+from sottovoce.models.trainable import Part, parse_part
+
+# Layers that low-rank corrections are for where a recipe names none: queries and values, by all their names.
+LORA_TARGETS = ("q_proj", "v_proj", "linear_q", "linear_v")
+IGNORED = -100
+TOKENS_A_SECOND, FEWEST_TOKENS = 6.5, 10  # more is a decoder that repeats itself
+
+
+def is_lora_target(name: str) -> bool:
+    return name.endswith(".weight") and name.split(".")[-2] in LORA_TARGETS
+
+
+def choose_part(settings: Settings) -> Part:
+    """What `train` means for this model; statistics are never trained."""
+    if settings.train in PARTS:
+        return Part(settings.train, tuple(name_part(settings, settings.train)), None)
+    return parse_part(settings.train)
+
+
+def own_tokens(options: Options, language: str) -> Tokens | None:
+    """The tokens of the pretrained model; None where it gets a new head for the run's own."""
+    if options.head is not None:
+        return None
+    folder = options.folder
+    return read_pretrained_tokens(folder.path, config=folder.config, language=language)
+
+
+def shapes(settings: Settings) -> dict[str, tuple[int, ...]]:
+    return dict(build_network(settings).shapes)
+
+
+def init(settings: Settings, *, generator: torch.Generator) -> dict[str, Tensor]:
+    """The pretrained weights."""
+    return load_pretrained(settings, generator=generator)
+
+
+def unusable(settings: Settings, samples: int, tokens: Sequence[int]) -> str | None:
+    frames = int(output_frames(torch.tensor([feature_frames(samples, settings)]), settings)[0])
+    if frames < 1:
+        return "too short for one frame"
+    if settings.is_ctc:
+        return ctc.text_obstacle(tokens, frames=frames)
+    return "longer than the decoder's limit" if len(tokens) > _longest_text(settings) else None
+
+
+# The network in training.
+
+
+def _logits(
+    parameters: Parameters, features_UTF: Tensor, frames_U: Tensor, settings: Settings, **decoder: Any
+) -> tuple[Tensor, Tensor]:
+    """Scores of outputs, by frame or, with a `decoder`'s inputs, by token; and the encoder's frames, on the host."""
+    training, dtype = decoder.pop("training", False), next(iter(parameters.values())).dtype
+    inputs, norm_frames_U, out_U = network_inputs(features_UTF.to(dtype), frames_U, settings)
+    found = call_network(parameters, settings, inputs | decoder, norm_frames_B=norm_frames_U, training=training)
+    return (found if isinstance(found, Tensor) else found.logits), out_U
+
+
+def emit(
+    parameters: Parameters, features: Features, *, settings: Settings, training: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities [U, T, V], the blank first, and their lengths."""
+    if not settings.is_ctc:
+        raise InputError(f"models of model_type={settings.kind} cannot be decoded by CTC: they have a decoder")
+    logits_UTV, out_U = _logits(parameters, features.features_UTF, features.frames_U, settings, training=training)
+    return ctc.log_softmax(_blank_first(logits_UTV, settings)), out_U
+
+
+def _blank_first(logits_UTV: Tensor, settings: Settings) -> Tensor:
+    if (blank := _blank(settings)) == 0:
+        return logits_UTV
+    return torch.cat([logits_UTV[..., blank : blank + 1], logits_UTV[..., :blank], logits_UTV[..., blank + 1 :]], -1)
+
+
+def _blank(settings: Settings) -> int:
+    return 0 if settings.head == "ctc" else int(settings.of_model.get("pad_token_id") or 0)
+
+
+def loss(parameters: Parameters, features: Features, *, settings: Settings, draws: int | None) -> Tensor:
+    """The mean of CTC over utterances, or of the cross-entropy over tokens, as transformers have it."""
+    training = draws is not None and settings.dropout
+    seeded = seeded_kernels(draws, device=features.features_UTF.device) if training and draws is not None else None
+    with seeded or nullcontext():
+        if settings.is_ctc:
+            emitted = emit(parameters, features, settings=settings, training=training)
+            return ctc.mean_ctc_loss(*emitted, features.tokens_UL, features.token_lengths_U)
+        losses_UL, counts_U = _token_losses(parameters, features, settings, training=training)
+    return losses_UL.sum() / counts_U.sum()
+
+
+def _token_losses(
+    parameters: Parameters, features: Features, settings: Settings, *, training: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The cross-entropy of every token [U, L], zero behind a text's end, and how many there are [U]."""
+    device = features.features_UTF.device
+    labels_UL = (features.tokens_UL - 1).to(device, non_blocking=True)
+    counts_U = features.token_lengths_U.to(device, non_blocking=True)
+    inside_UL = torch.arange(labels_UL.shape[1], device=device) < counts_U[:, None]
+    prompt = decoder_prompt(settings)
+    before_UL = torch.tensor(prompt, device=device).expand(len(labels_UL), -1)
+    inputs_UL = torch.cat([before_UL, labels_UL.where(inside_UL, _padding(settings))[:, :-1]], dim=1)
+    decoder = {"decoder_input_ids": inputs_UL, "use_cache": False, "training": training}
+    logits_ULV, _ = _logits(parameters, features.features_UTF, features.frames_U, settings, **decoder)
+    text_ULV = logits_ULV[:, len(prompt) - 1 :].to(torch.promote_types(logits_ULV.dtype, torch.float32))
+    targets_UL = labels_UL.where(inside_UL, IGNORED)
+    losses_UL = torch.nn.functional.cross_entropy(
+        text_ULV.flatten(0, 1), targets_UL.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return losses_UL.view(targets_UL.shape), counts_U
+
+
+@cache
+def decoder_prompt(settings: Settings) -> tuple[int, ...]:
+    """What a decoder begins with: its start, and for Whisper language, task and that no times are written."""
+    config, generation = settings.of_model, settings.of_generation
+    start = [int(generation.get("decoder_start_token_id", config.get("decoder_start_token_id", 1)))]
+    if settings.kind != "whisper":
+        return tuple(start)
+    if languages := generation.get("lang_to_id"):
+        code = f"<|{settings.language or 'en'}|>"
+        start += [int(languages[code])] if code in languages else []
+        start += [int(generation["task_to_id"]["transcribe"])]
+    if (without_times := generation.get("no_timestamps_token_id")) is not None:
+        start.append(int(without_times))
+    return tuple(start)
+
+
+def _padding(settings: Settings) -> int:
+    return int(settings.of_model.get("pad_token_id") or 0)
+
+
+def _end(settings: Settings) -> int:
+    end = settings.of_generation.get("eos_token_id", settings.of_model.get("eos_token_id"))
+    return int(end[0] if isinstance(end, list) else end or 0)
+
+
+def _longest_text(settings: Settings) -> int:
+    """How many tokens the decoder can write."""
+    config, generation = settings.of_model, settings.of_generation
+    positions = int(config.get("max_target_positions") or config.get("max_position_embeddings") or 194)
+    return min(int(generation.get("max_length") or positions), positions) - len(decoder_prompt(settings))
+
+
+# Recognition.
+
+
+@torch.no_grad()
+def search(
+    parameters: Parameters, features: Features, *, settings: Settings, how: SearchOptions
+) -> list[list[Hypothesis]]:
+    """By CTC greedily, or by the model's own `generate`, with its own limits: at most what can be said in the time."""
+    if settings.is_ctc:
+        if how.width > 1:
+            raise InputError(f"beam_width={how.width}: this model is read by CTC; expected --ctc beside it")
+        return [[best] for best in decode_greedily(*emit(parameters, features, settings=settings))]
+    dtype = next(iter(parameters.values())).dtype
+    inputs, norm_frames_U, out_U = network_inputs(features.features_UTF.to(dtype), features.frames_U, settings)
+    samples_U = out_U * samples_per_frame(settings)
+    most_U = (samples_U / SAMPLE_RATE * TOKENS_A_SECOND).ceil().long().clamp(FEWEST_TOKENS, _longest_text(settings))
+    prompt, rows = decoder_prompt(settings), len(features)
+    device = features.features_UTF.device
+    found_UL = call_network(
+        parameters,
+        settings,
+        {
+            **inputs,
+            "decoder_input_ids": torch.tensor(prompt, device=device).expand(rows, -1),
+            "generation_config": _generation(settings, width=how.width, most=int(most_U.max())),
+        },
+        norm_frames_B=norm_frames_U,
+        method="generate",
+    )
+    end, texts = _end(settings), []
+    for line, most, frames in zip(found_UL.tolist(), most_U.tolist(), out_U.tolist(), strict=True):
+        line = line[len(prompt) :] if line[: len(prompt)] == list(prompt) else line
+        ended = end in line[: most + 1]
+        tokens = line[: line.index(end)] if ended else line[:most]
+        # Nothing is known of when a token was said: they are spread evenly, for joining windows.
+        places = [int(frames * (place + 0.5) / max(len(tokens), 1)) for place in range(len(tokens))]
+        texts.append([Hypothesis([token + 1 for token in tokens], places, 0.0, ended)])
+    return texts
+
+
+def _generation(settings: Settings, *, width: int, most: int) -> Any:
+    """The best text by a beam of so many hypotheses, in `most` tokens."""
+    return import_transformers().GenerationConfig(
+        decoder_start_token_id=decoder_prompt(settings)[0],
+        eos_token_id=_end(settings),
+        pad_token_id=_padding(settings),
+        max_new_tokens=most,
+        max_length=None,
+        num_beams=width,
+        do_sample=False,
+    )
+
+
+# Many clients at once.
+
+
+def stacked_losses(
+    parameters: Parameters,
+    features: Features,
+    *,
+    rows_U: Sequence[int],
+    clients: int,
+    settings: Settings,
+    draws: None,
+) -> Tensor:
+    """`loss` of each of N clients, from trained tensors with a leading client axis and frozen ones that all share."""
+    places_U, width = line_places(rows_U, clients)
+    lines = clients * width
+    device = features.features_UTF.device
+    frames_B = torch.full((lines,), features.features_UTF.shape[1])
+    frames_B[places_U] = features.frames_U.cpu()
+    in_lines = Features(
+        to_lines(features.features_UTF, places_U, lines),
+        frames_B,
+        to_lines(features.tokens_UL, places_U, lines),
+        to_lines(features.token_lengths_U, places_U, lines),
+    )
+    chosen_U = places_U.to(device, non_blocking=True)
+    if settings.is_ctc:
+        log_probs_BTV, out_B = emit(parameters, in_lines, settings=settings)
+        return ctc.mean_ctc_losses_by_client(
+            log_probs_BTV.index_select(0, chosen_U),
+            out_B[places_U],
+            features.tokens_UL,
+            features.token_lengths_U,
+            rows_U=rows_U,
+            rows=clients,
+        )
+    losses_BL, counts_B = _token_losses(parameters, in_lines, settings)
+    sums_N, counts_N = losses_BL.sum(dim=1).view(clients, -1).sum(dim=1), counts_B.view(clients, -1).sum(dim=1)
+    return sums_N / counts_N.clamp(min=1)
+
+
+def stack_obstacle(settings: Settings) -> str | None:
+    """Why clients with this model cannot be stacked."""
+    if settings.dropout:
+        return "with dropout, which is drawn for each client by itself: expected model.dropout=false"
+    part, network = choose_part(settings), build_network(settings)
+    if part.lora is not None and settings.kind in MERGED:
+        return f"with LoRA, whose corrections {settings.kind} takes in no layer: encoder.layers.0.attention"
+    layer = find_unstackable(network.module, part.patterns if settings.train in PARTS else ())
+    return None if layer is None else f"because of {layer}"
+
+
+def stack_bytes(settings: Settings, *, seconds: float, steps: int) -> float:
+    """What a client with `steps` steps of at most `seconds` of speech takes besides its weights."""
+    config = settings.of_model.get("encoder_config") or settings.of_model
+    width = config.get("hidden_size") or config.get("d_model") or 1024
+    layers = config.get("num_hidden_layers") or config.get("encoder_layers") or 24
+    samples = seconds * SAMPLE_RATE
+    frames = samples / samples_per_frame(settings)
+    logits = 0.0 if settings.is_ctc else seconds * TOKENS_A_SECOND * settings.tokens * 12
+    return float(frames * width * layers * 90 + samples * 64 + logits)
+
+
+def _join(_draws: Sequence[Any]) -> None:
+    return None
+
+
+def mask_features(features_UTF: Tensor, frames_U: Tensor, *, draws: Tensor, settings: Any) -> Tensor:
+    """SpecAugment, of features that have frequencies; samples have none."""
+    if features_UTF.shape[2] == 1:
+        return features_UTF
+    return apply_masks(features_UTF, frames_U, draws=draws, settings=settings)
+
+
+def encode(parameters: Parameters, features: Features, *, settings: Settings) -> tuple[Tensor, Tensor]:
+    """The encoder's vectors, for `sottovoce probe`."""
+    dtype = next(iter(parameters.values())).dtype
+    inputs, norm_frames_U, out_U = network_inputs(features.features_UTF.to(dtype), features.frames_U, settings)
+    found = call_network(parameters, settings, inputs, norm_frames_B=norm_frames_U, method="encode")
+    return found, out_U
+
+
+FAMILY: Family[Settings, int] = Family(
+    name=NAME,
+    Options=Options,
+    Settings=Settings,
+    smoke_options={},
+    shapes=shapes,
+    init=init,
+    unusable=unusable,
+    draw=draw_seeds,
+    loss=loss,
+    front_end=FrontEnd(extract_features=extract_features, mask=mask_features),
+    recognition=Recognition(emit=emit, search=search, samples_per_frame=samples_per_frame),
+    stacking=Stacking(
+        stacked=Stacked(join=_join, losses=stacked_losses, bytes=stack_bytes, unfit=stack_obstacle),
+    ),
+    transfer=Transfer(is_lora_target=is_lora_target, part=choose_part, write_adapter=write_adapter),
+    training=Training(own_tokens=own_tokens, check=check_can_be_trained),
+    inspection=Inspection(encode=encode),
+)
