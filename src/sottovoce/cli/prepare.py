@@ -139,7 +139,7 @@ class CorpusCommand:
 CORPORA = (
     CorpusCommand(
         "librispeech",
-        "source language splits in_time strict",
+        "source language splits hold_out seed in_time strict",
         "LibriSpeech: SPLIT/SPEAKER/CHAPTER folders with *.trans.txt; genders from SPEAKERS.TXT.",
         "LibriSpeech --out stores/ls-100 --split train-clean-100",
     ),
