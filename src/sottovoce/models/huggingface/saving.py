@@ -106,6 +106,7 @@ def _state(parameters: Parameters, model: torch.nn.Module) -> dict[str, torch.Te
 def _generation(settings: Settings) -> dict[str, Any]:
     """What their `generate` begins with: a model that knows several languages is told the one it was trained for."""
     content = _without_places(settings.of_generation)
+    content.pop("_from_model_config", None)  # with it they leave out what is not from there
     if "lang_to_id" in content:
         content |= {"language": settings.language or "en", "task": "transcribe"}
     return content
@@ -157,10 +158,10 @@ def _notes(settings: Settings, folder: Path, *, is_adapter: bool) -> list[str]:
         adapter = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         layers = ", ".join(sorted({f"`{name.rpartition('.')[2]}`" for name in adapter["target_modules"]}))
         notes.append(f"Rank {adapter['r']}, alpha {adapter['lora_alpha']:g}, of the layers {layers}.")
-        weights = {name: digest for name, digest in settings.digests if name.endswith(".safetensors")}
-        notes += [f"It fits the base whose `{name}` has the SHA-256 `{digest}`." for name, digest in weights.items()]
     else:
         notes.append("Weights are float32.")
+    weights = {name: digest for name, digest in settings.digests if name.endswith(".safetensors")}
+    notes += [f"The base is the one whose `{name}` has the SHA-256 `{digest}`." for name, digest in weights.items()]
     if settings.silence_seconds:
         seconds = f"{settings.silence_seconds:g} s of silence before and after each recording"
         notes.append(f"It was trained with {seconds}, which the program adds.")
