@@ -7,18 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 pytest.importorskip("transformers", reason="the extra hf is not installed")
 pytest.importorskip("peft", reason="the extra hf is not installed")
 hub = pytest.importorskip("huggingface_hub", reason="the extra hf is not installed")
 
+from tests.guides import DOCS  # noqa: E402
 from tests.models.huggingface.tiny_models import write_tiny_model  # noqa: E402
 from tests.published import CLOCK, HOST, RARE, SHORTEST, _times, every, machine, packed, people_of, person, still_clock  # noqa: E402
+from tests.test_guides import commands  # noqa: E402
 
+from sottovoce.base.errors import InputError  # noqa: E402
 from sottovoce.cli import main  # noqa: E402
 from sottovoce.data.store import Store  # noqa: E402
+from sottovoce.data.text.tokens import CharacterTokens  # noqa: E402
+from sottovoce.export.hub import HubNames, export_to_hub  # noqa: E402
+from sottovoce.models.family import find_family  # noqa: E402
 from sottovoce.models.huggingface.folder import MODELS  # noqa: E402
+from sottovoce.models.recogniser import create_recogniser  # noqa: E402
 from sottovoce.report.records import read_run  # noqa: E402
 from sottovoce.report.verdict import judge_run  # noqa: E402
 
@@ -205,3 +213,24 @@ def test_what_cannot_be_said_is_refused(
     assert sottovoce("export", release, "--to", "huggingface", *words, "--out", place / "refused") == 2
     assert why in capsys.readouterr().err
     assert not (place / "refused").exists()
+
+
+def test_other_families_are_refused(tmp_path: Path) -> None:
+    family = find_family("ctc_transformer")
+    tokens = CharacterTokens("abc")
+    settings = family.Options(size="tiny").settings(tokens=tokens.size + 1)
+    own = create_recogniser(family, settings, tokens, language="en", generator=torch.Generator())
+    with pytest.raises(InputError, match="models of family=ctc_transformer are of no class of transformers"):
+        export_to_hub(tmp_path, own, tmp_path / "out", names=HubNames())
+
+
+def test_the_guides_commands_do_what_it_says(
+    release: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = [words for words in commands(DOCS / "guides" / "pretrained-models.md") if words[0] == "export"]
+    assert len(own) == 2
+    for words in own:
+        assert sottovoce(*(str(release) if word == "runs/mine" else word for word in words)) == 0
+    assert (tmp_path / "mine-adapter" / "adapter_config.json").exists()
+    assert card_of(tmp_path / "mine").data.eval_results[0].dataset_type == "google/speech_commands"

@@ -67,7 +67,10 @@ def export(
         from sottovoce.export.hub import HubNames, export_to_hub
 
         names = HubNames(base=base, datasets=tuple(dataset or ()), date=date)
-        _print_written(out, export_to_hub(model, recogniser, out, names=names), json)
+        written = export_to_hub(model, recogniser, out, names=names)
+        _print_written(out, written, json)
+        if not written["results"]:
+            print_line("no error rate has data with a name on the hub (--dataset): the card has them as text alone")
         return
     written = export_to(recogniser, out)
     if digest_model_files(out) != digest_recogniser(recogniser):

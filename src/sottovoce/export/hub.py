@@ -19,7 +19,7 @@ from sottovoce import __version__
 from sottovoce.base.drawing import fill_template
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import encode_utf8, write_atomically, write_folder_atomically
-from sottovoce.models.hub import HubModel
+from sottovoce.models.hub import CARD, HubModel
 from sottovoce.models.model_files import locate_model
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.report.parts import show_count, show_percent
@@ -27,7 +27,7 @@ from sottovoce.report.records import RunRecord, read_run
 from sottovoce.report.verdict import Verdict, judge_run
 from sottovoce.training.run_folder import CHECKPOINTS, CONFIG, MODEL, reset_file_times
 
-CARD, RESULTS = "README.md", ".eval_results"
+EVAL_RESULTS = ".eval_results"
 TASK = "automatic-speech-recognition"
 _NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?")
@@ -123,8 +123,8 @@ def export_to_hub(model: Path, recogniser: Recogniser, folder: Path, *, names: H
         card = Card(folder.name, made, recogniser.language, record, scores, tuple(datasets.values()))
         _write(written / CARD, card.text)
         for name, entries in eval_results(scores, date=names.date).items():
-            (written / RESULTS).mkdir(exist_ok=True)
-            _write(written / RESULTS / f"{name.replace('/', '--')}.yaml", _yaml(entries))
+            (written / EVAL_RESULTS).mkdir(exist_ok=True)
+            _write(written / EVAL_RESULTS / f"{name.replace('/', '--')}.yaml", _yaml(entries))
         size = sum(file.stat().st_size for file in written.rglob("*") if file.is_file())
         reset_file_times(written)
     return {

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+CARD = "README.md"
+
 
 @dataclass(frozen=True, kw_only=True)
 class HubModel:

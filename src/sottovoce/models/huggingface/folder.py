@@ -23,12 +23,12 @@ from sottovoce.base.errors import InputError
 from sottovoce.base.files import read_file
 from sottovoce.base.importing import import_extra
 from sottovoce.base.parsing import ParseError, parse_json, parse_yaml
+from sottovoce.models.hub import CARD
 
 MODELS = "SOTTOVOCE_MODELS"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 GENERATION = "generation_config.json"
-CARD = "README.md"
 _FRONT_MATTER = re.compile(r"---\r?\n(.*?)\n---\s", re.DOTALL)
 TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json"),
