@@ -43,6 +43,22 @@ def write_atomically(path: Path, *, private: bool = False) -> Iterator[IO[bytes]
         sync_folder(path.parent)
 
 
+@contextmanager
+def write_folder_atomically(folder: Path) -> Iterator[Path]:
+    """An empty folder that takes the name of `folder`, which must be new, when the block ends without an exception."""
+    if folder.exists():
+        raise InputError(f"{folder} is there already: expected the name of a new folder")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
+            written = Path(temporary) / folder.name
+            written.mkdir()
+            yield written
+            written.rename(folder)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written ({error})") from None
+
+
 def list_folders_holding(folder: Path, file: str) -> str:
     """The folders in `folder` that hold `file`, for a line that asks for one of them; empty where there is none."""
     if not folder.is_dir():

@@ -195,7 +195,8 @@ class Transfer(Generic[S]):
     `layer_count(settings)` counts layers with tensors of their own: a saved model that says more than its file has
     tensors is refused before any of them is named. `part(settings)` is what of a model is trained where its options say
     so (`models.trainable.Part`); None is for a recipe to say. `write_adapter(low_rank, folder, scale=…, settings=…)`
-    writes low-rank corrections as others read them, beside an exported part.
+    writes low-rank corrections as others read them, beside an exported part. `write_pretrained(recogniser, folder,
+    base=…)` writes a model as another library's `from_pretrained` reads it (`models.hub.HubModel` says what it wrote).
     """
 
     token_tensors: frozenset[str] = frozenset()
@@ -205,6 +206,7 @@ class Transfer(Generic[S]):
     layer_count: Callable[[S], int] = _zero
     part: Callable[[S], Any] = _none
     write_adapter: Callable[..., None] | None = None
+    write_pretrained: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

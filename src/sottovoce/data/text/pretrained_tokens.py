@@ -112,6 +112,14 @@ class PretrainedTokens(Tokens):
     def __hash__(self) -> int:
         return hash((self.outputs, self.blank, self.end, self.digest))
 
+    def write_files(self, folder: Path) -> None:
+        """The tokenizer's own files, as they were read."""
+        for name, text in self.files:
+            if name not in (*TEXTS, *BINARIES):
+                raise InputError(f"tokens: {name!r} is no file of a tokenizer")
+            content = base64.b64decode(text.removeprefix(BASE64)) if text.startswith(BASE64) else text.encode()
+            (folder / name).write_bytes(content)
+
     @cached_property
     def digest(self) -> str:  # once: a tokenizer has megabytes
         return super().digest
@@ -120,11 +128,7 @@ class PretrainedTokens(Tokens):
     def _tokenizer(self) -> Any:
         transformers = import_extra("transformers", extra="hf", called="tokens of a pretrained model")
         with tempfile.TemporaryDirectory() as folder:
-            for name, text in self.files:
-                if name not in (*TEXTS, *BINARIES):
-                    raise InputError(f"tokens: {name!r} is no file of a tokenizer")
-                content = base64.b64decode(text.removeprefix(BASE64)) if text.startswith(BASE64) else text.encode()
-                (Path(folder) / name).write_bytes(content)
+            self.write_files(Path(folder))
             try:
                 return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
             except Exception as error:  # of many kinds, by tokenizer

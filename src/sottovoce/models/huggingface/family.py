@@ -53,6 +53,7 @@ from sottovoce.models.huggingface.network import (
     load_pretrained,
     name_part,
 )
+from sottovoce.models.huggingface.saving import write_pretrained
 from sottovoce.models.huggingface.settings import NAME, PARTS, Options, Settings
 from sottovoce.models.module import draw_seeds
 from sottovoce.models.stacks import line_places, to_lines
@@ -348,7 +349,12 @@ FAMILY: Family[Settings, int] = Family(
     stacking=Stacking(
         stacked=Stacked(join=_join, losses=stacked_losses, bytes=stack_bytes, unfit=stack_obstacle),
     ),
-    transfer=Transfer(is_lora_target=is_lora_target, part=choose_part, write_adapter=write_adapter),
+    transfer=Transfer(
+        is_lora_target=is_lora_target,
+        part=choose_part,
+        write_adapter=write_adapter,
+        write_pretrained=write_pretrained,
+    ),
     training=Training(own_tokens=own_tokens, check=check_can_be_trained),
     inspection=Inspection(encode=encode),
 )

@@ -9,6 +9,7 @@ the inputs of a run.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,18 +22,20 @@ from torch import Tensor
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import read_file
 from sottovoce.base.importing import import_extra
-from sottovoce.base.parsing import ParseError, parse_json
+from sottovoce.base.parsing import ParseError, parse_json, parse_yaml
+from sottovoce.models.hub import CARD
 
 MODELS = "SOTTOVOCE_MODELS"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 GENERATION = "generation_config.json"
+_FRONT_MATTER = re.compile(r"---\r?\n(.*?)\n---\s", re.DOTALL)
 TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json"),
     *("added_tokens.json", "normalizer.json", "tokenizer.model", "spiece.model"),
 )
 # What a hub is asked for: no pickles, no code.
-PATTERNS = ("*.json", "*.safetensors", "merges.txt", "tokenizer.model", "spiece.model")
+PATTERNS = ("*.json", "*.safetensors", "merges.txt", "tokenizer.model", "spiece.model", CARD)
 
 # Kinds of models by `model_type`, and the class that is trained.
 CTC = {
@@ -64,7 +67,7 @@ class PretrainedFolder:
         return [self.path / name for name, _ in self.digests if name.endswith(".safetensors")]
 
 
-def find_folder(name: str, *, revision: str | None = None) -> Path:
+def find_folder(name: str, *, revision: str | None = None, download: bool = True) -> Path:
     """The folder called `name`: a path, a name in $SOTTOVOCE_MODELS, or a name on the hub, where there is network."""
     places = [Path(name)]
     if models := os.environ.get(MODELS):
@@ -81,10 +84,23 @@ def find_folder(name: str, *, revision: str | None = None) -> Path:
         raise InputError(f"model: from={name}: {where}")
     hub = import_extra("huggingface_hub", extra="hf", called=f"model: from={name}")
     try:
-        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=list(PATTERNS)))
+        wanted = {"allow_patterns": list(PATTERNS), "local_files_only": not download}
+        return Path(hub.snapshot_download(name, revision=revision, **wanted))
     except Exception as error:  # of many kinds, by network and library
         first = " ".join(str(error).split())[:200]
         raise InputError(f"model: from={name}: {where}, and the hub did not give it ({first})") from None
+
+
+def read_license(name: str, *, digests: tuple[tuple[str, str], ...]) -> str | None:
+    """The license that the card of the model called `name` states; None where it does not, or another model is here."""
+    try:
+        path = find_folder(name, download=False)
+        found = _FRONT_MATTER.match(read_file(path / CARD).decode())
+        stated = parse_yaml(found[1]) if found and _sha256(path / CONFIG) == dict(digests)[CONFIG] else {}
+    except (InputError, OSError, ParseError, UnicodeDecodeError):
+        return None
+    license = stated.get("license") if isinstance(stated, dict) else None
+    return license if isinstance(license, str) else None
 
 
 def open_folder(name: str, *, revision: str | None = None) -> PretrainedFolder:

@@ -50,12 +50,17 @@ class EncoderCtc(nn.Module):
         return self.output(self.encoder(**inputs).last_hidden_state)
 
 
-def _configure(settings: Settings) -> Any:
-    """Their configuration, without what they would draw for themselves in training."""
-    content = json.loads(settings.config)
+def describe_config(settings: Settings) -> dict[str, Any]:
+    """The model's config.json; with a new head, that of the model with it."""
+    content: dict[str, Any] = json.loads(settings.config)
     if settings.head == "ctc" and settings.kind in CLASSES and "decoder_start_token_id" not in content:
         content |= {"vocab_size": settings.tokens, "pad_token_id": 0}
-    made = import_transformers().CONFIG_MAPPING[settings.kind].from_dict(content)
+    return content
+
+
+def _configure(settings: Settings) -> Any:
+    """Their configuration, without what they would draw for themselves in training."""
+    made = import_transformers().CONFIG_MAPPING[settings.kind].from_dict(describe_config(settings))
     # A file leaves out what is at its default, which is not always zero.
     return type(made).from_dict(_switch_off(made.to_dict(), keep_dropout=settings.dropout))
 
@@ -89,7 +94,7 @@ def load_pretrained(settings: Settings, *, generator: torch.Generator) -> dict[s
     """Parameters and kept statistics with the values of the model's files; only a new head is drawn."""
     folder, transformers = find_weights(settings), import_transformers()
     config, seed = _configure(settings), int(torch.randint(2**62, (1,), generator=generator))
-    with seeded_kernels(seed, device=CPU), _quiet(transformers):
+    with seeded_kernels(seed, device=CPU), quiet(transformers):
         loaded, info = getattr(transformers, CLASSES[settings.kind]).from_pretrained(
             folder.path,
             config=config,
@@ -105,7 +110,7 @@ def load_pretrained(settings: Settings, *, generator: torch.Generator) -> dict[s
     return {name: tensor.detach().clone() for name, tensor in _named_tensors(module).items()}
 
 
-class _quiet:
+class quiet:
     """Their notes on what was loaded are ours to make."""
 
     def __init__(self, transformers: Any) -> None:
@@ -144,7 +149,7 @@ class Network:
 @cache
 def build_network(settings: Settings, corrected: frozenset[str] = frozenset(), *, training: bool = False) -> Network:
     """The network of `settings`, with low-rank corrections of the layers `corrected`."""
-    with seeded_kernels(0, device=CPU), _quiet(import_transformers()):
+    with seeded_kernels(0, device=CPU), quiet(import_transformers()):
         module = _make(settings)
     tensors = _named_tensors(module)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -1,9 +1,11 @@
 """What a recipe may say of a pretrained model, and what is known of the model afterwards."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -15,6 +17,7 @@ from sottovoce.models.trainable import parse_part
 NAME = "huggingface"
 # Parts that are meant without their names.
 PARTS = ("all", "head", "norms")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,7 @@ class Options:
             tokens = own  # a recipe is checked before its tokens are there
         return Settings(
             tokens=tokens,
-            source=folder.path.name,
+            source=name_source(self.source, folder.path),
             digests=folder.digests,
             config=as_json(folder.config),
             processor=as_json(folder.processor),
@@ -68,6 +71,17 @@ class Options:
             dropout=self.dropout,
             language=self.language,
         )
+
+
+def name_source(given: str, path: Path) -> str:
+    """What a model is called that a recipe names `given` and that lies at `path`: never a path of this machine.
+
+    >>> name_source("/home/me/models/moonshine", Path("/home/me/models/moonshine"))
+    'moonshine'
+    >>> name_source("UsefulSensors/moonshine-tiny", Path("/cache/snapshots/0c2f1e"))
+    'UsefulSensors/moonshine-tiny'
+    """
+    return given if HUB_NAME.fullmatch(given) and not Path(given).exists() else path.name
 
 
 def _outputs(folder: PretrainedFolder) -> int:
