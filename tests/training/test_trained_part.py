@@ -237,7 +237,7 @@ def test_central_training_has_no_rounds_for_factors_to_alternate_in(
 def test_what_assumes_that_every_round_trains_everything_is_refused(run: Run) -> None:
     bound = "federation.estimate_bound={clients: 2}"
     with pytest.raises(InputError, match=r"estimate_bound with LoRA's factors=alternate or project: .*expected null"):
-        run("federation.trainable=lora(r=2, factors=alternate)", bound)
+        run("federation.trainable=lora(r=2, factors=alternate)", "federation.local.local_steps=2", bound)
 
 
 def test_a_smoke_test_trains_a_part_that_its_tiny_model_has(federated_recipe: Path) -> None:
