@@ -97,7 +97,8 @@ class Canaries:
     def gains_at(self, step: int) -> Floats:
         """How much longer a direction is in each tensor [H] in round `step` than over all rounds."""
         own_H, over_all_H = np.array(self.shares_at(step)), np.array(self.shares_H)
-        return np.divide(own_H, over_all_H, out=np.zeros_like(own_H), where=over_all_H > 0)
+        found: Floats = np.divide(own_H, over_all_H, out=np.zeros_like(own_H), where=over_all_H > 0)
+        return found
 
     def effective_dimension(self, tensor: int | None = None, *, step: int | None = None) -> float:
         """How many independent numbers of noise a score sums up: of one tensor, or of all; of one round, or of all."""

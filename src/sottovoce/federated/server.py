@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sottovoce.base.errors import InputError
+from sottovoce.base.errors import InputError, check_invariant
 from sottovoce.flat.layout import Layout
 from sottovoce.optimisers import (
     LAMB,
@@ -124,7 +124,7 @@ class Server:
             views[rows].copy_(rows_RI)
             views[columns].copy_(views[columns].to(basis_RR) @ basis_RR)
         for group in self._groups:
-            assert a not in group.places, f"{rows} is trained: what the optimiser remembers of it would not fit"
+            check_invariant(a not in group.places, f"{rows} is trained: what the optimiser knows of it would not fit")
             if b in group.places:
                 rotate_state(group.state, group.places.index(b), basis_RR=basis_RR)
 
