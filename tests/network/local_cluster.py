@@ -13,7 +13,6 @@ from sottovoce.base.signatures import PrivateKey
 from sottovoce.config import Recipe, validate_recipe
 from sottovoce.data.store import Store
 from sottovoce.federated.cohort import CohortSum
-from sottovoce.flat.layout import Layout
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.network import keys
 from sottovoce.network.invitation import Invitation, SecureSums, pack_invitation
@@ -81,7 +80,7 @@ class LocalCluster:
             keys.make_node(self.place / name / "key")
         self.start: Recogniser = build_start_model(self.recipe, None, self.store)
         self.start_bytes = write_start_model(self.start)
-        self.layout = Layout.of(split_trained_part(self.recipe, self.start).initial)
+        self.layout = split_trained_part(self.recipe, self.start).layout
         self.invitation = self.invite()
         self.plan: Plan = self.invitation.plan(self.layout)
 

@@ -35,8 +35,9 @@ from sottovoce.base.parsing import ParseError, parse_json, quote
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.data.text.tokens import Tokens, load_tokens, save_tokens, tokens_as_json
 from sottovoce.models.family import Family, Parameters, find_family
+from sottovoce.models.low_rank import low_rank_names
 from sottovoce.models.model_files import CONFIG, FROZEN, PARAMETERS, PART, TOKENS, description_digest, locate_model
-from sottovoce.models.trainable import Frozen, low_rank_names
+from sottovoce.models.trainable import Frozen
 
 NAME_FAMILY = "--family {name}, if you trust it"
 

@@ -303,7 +303,8 @@ def _to_json(content: Mapping[str, Any]) -> bytes:
 
 
 def _layout_digest(layout: Layout) -> bytes:
-    return hashlib.sha256(json.dumps([layout.names, layout.shapes]).encode()).digest()
+    held = [layout.held] if layout.held else []  # as before there was any
+    return hashlib.sha256(json.dumps([layout.names, layout.shapes, *held]).encode()).digest()
 
 
 def _node(text: str) -> PublicKey:

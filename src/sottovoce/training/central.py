@@ -13,6 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from sottovoce.base.errors import InputError
 from sottovoce.base.processes import ALONE, Processes
 from sottovoce.base.seeds import torch_stream
 from sottovoce.config import Augmentation, CentralSettings, CentralSteps, Recipe
@@ -364,6 +365,8 @@ def _assemble_central(recipe: Recipe, data: RunData, context: RunContext) -> Cen
     context.say(f"training on {speech}")
     measure = choose_measure(recipe, start, data, say=context.say)
     part = split_trained_part(recipe, start)
+    if part.held:
+        raise InputError("LoRA's factors=alternate and project are about rounds of a federation; expected both or b")
     check_trained_part(start, part)
     return CentralTraining(
         recipe=recipe,

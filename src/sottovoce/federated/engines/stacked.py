@@ -74,10 +74,12 @@ class StackedEngine(InProcessEngine):
         self._layout, self._stacked = layout, stacked or context.family.stacking.stacked
         self.size = size or fitting_size(self._stacked, context, layout, device)
         self._weights: dict[int, Weights] = {}
+        self._held: tuple[str, ...] = ()
 
     def train(
         self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
     ) -> Iterator[Trained | Dropped]:
+        self._held = self._layout.held_at(step)
         members, dropped = self._plan_cohort(cohort, positions, step)
         yield from dropped
         with closing(prefetch(self._load_stacks(self._groups(members), step), depth=1)) as loading:
@@ -189,6 +191,7 @@ class StackedEngine(InProcessEngine):
             self._weights[count] = Weights(
                 self._layout, self._context.local.built_optimiser(), device=self._device, dtype=self._dtype, rows=count
             )
+        self._weights[count].hold(self._held)
         return self._weights[count]
 
     def _weighed_by(self, stack: _Stack, losses_N: Tensor, by_step: list[Tensor]) -> list[float] | list[None]:

@@ -28,7 +28,7 @@ from sottovoce.base.seeds import seeded_kernels
 from sottovoce.data.audio.features import normalise_features
 from sottovoce.models.ctc import log_softmax
 from sottovoce.models.family import Parameters
-from sottovoce.models.trainable import low_rank_names
+from sottovoce.models.low_rank import low_rank_names
 from sottovoce.models.transformer.draws import Draws, padded_output_frames
 from sottovoce.models.transformer.dropout import ClientDropout, DropoutDraws, client_dropout, relu_dropout
 from sottovoce.models.transformer.linear import LowRank, Matrix, attend_segments, layer_norm, linear
