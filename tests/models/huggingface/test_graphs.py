@@ -26,7 +26,6 @@ from sottovoce.data.audio.waveforms import Features  # noqa: E402
 from sottovoce.models.cuda_graphs import CudaRecorder, GraphRecorder  # noqa: E402
 from sottovoce.models.huggingface import family, graphs  # noqa: E402
 from sottovoce.models.huggingface.graphs import RecordedNetwork, padded_frames, padded_tokens  # noqa: E402
-from sottovoce.models.huggingface.memory import activation_bytes  # noqa: E402
 from sottovoce.models.huggingface.settings import Settings  # noqa: E402
 from sottovoce.models.trainable import Trainable  # noqa: E402
 
@@ -77,7 +76,7 @@ def gradients(loss: Tensor, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_recorded_training_is_plain_training(kind: str, train: str, tmp_path: Path) -> None:
     settings = settings_of(write_tiny_model(kind, tmp_path), train=train)
     part, leaves = on_device(part_of(settings))
-    recorded = RecordedNetwork(activation_bytes, record=make_recorder)
+    recorded = RecordedNetwork(record=make_recorder)
     for features in batches(settings):
         with torch.no_grad():  # the same addresses, other values
             for own in leaves.values():
@@ -99,7 +98,7 @@ def test_recorded_stacks_are_plain_stacks(kind: str, train: str, tmp_path: Path)
     if family.stack_obstacle(settings) is not None:
         pytest.skip("cannot be stacked")
     part, single = on_device(part_of(settings))
-    recorded = RecordedNetwork(activation_bytes, record=make_recorder)
+    recorded = RecordedNetwork(record=make_recorder)
     features = replace(made := noise(settings, utterances=5), features_UTF=made.features_UTF.to(DEVICE))
     for clients, rows_U in ((3, [0, 0, 1, 2, 2]), (5, [0, 1, 2, 3, 4]), (3, [0, 1, 1, 2, 2])):  # engines go to and fro
         leaves = {
@@ -125,7 +124,7 @@ def test_recorded_stacks_are_plain_stacks(kind: str, train: str, tmp_path: Path)
 def test_a_shape_is_recorded_once_and_weights_are_let_go(tmp_path: Path) -> None:
     settings = settings_of(write_tiny_model("moonshine", tmp_path))
     recorder = CountingRecorder()
-    recorded = RecordedNetwork(activation_bytes, record=lambda _: recorder)
+    recorded = RecordedNetwork(record=lambda _: recorder)
     part = part_of(settings)
     features = noise(settings, utterances=2)
     first: Any = None
@@ -152,9 +151,9 @@ def test_large_passes_evaluation_and_what_cannot_be_recorded_run_plainly(
     leaves = {name: own.requires_grad_() for name, own in part.initial.items()}
     whole = part.frozen.with_trained(leaves)
     recorder = CountingRecorder()
-    large = RecordedNetwork(lambda *_: 1e12, record=lambda _: recorder)
+    large = RecordedNetwork(record=lambda _: recorder, most_bytes=0)
     family.loss(whole, features, settings=settings, draws=0, scores=large)
-    small = RecordedNetwork(activation_bytes, record=lambda _: recorder)
+    small = RecordedNetwork(record=lambda _: recorder)
     with torch.no_grad():
         plain = family.loss(whole, features, settings=settings, draws=None, scores=small)
     assert recorder.count == 0

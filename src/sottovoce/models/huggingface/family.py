@@ -54,7 +54,7 @@ from sottovoce.models.huggingface.inputs import (
     samples_per_frame,
 )
 from sottovoce.models.huggingface.layers import find_unstackable
-from sottovoce.models.huggingface.memory import TOKENS_A_SECOND, activation_bytes, stack_bytes
+from sottovoce.models.huggingface.memory import TOKENS_A_SECOND, stack_bytes
 from sottovoce.models.huggingface.network import (
     MERGED,
     build_network,
@@ -366,7 +366,7 @@ def accelerate(
     """Recorded, for training on a GPU, whichever part is trained. Dropout is drawn for every step, and not recorded."""
     if device.type != "cuda" or steps < WORTH_RECORDING or settings.dropout or settings.kind in NOT_RECORDED:
         return family
-    return replace(family, loss=partial(loss, scores=RecordedNetwork(activation_bytes)))
+    return replace(family, loss=partial(loss, scores=RecordedNetwork()))
 
 
 def accelerate_stacks(
@@ -375,7 +375,7 @@ def accelerate_stacks(
     """For stacked clients; `steps` counts those of each."""
     if device.type != "cuda" or steps < WORTH_RECORDING_STACKS:
         return stacked
-    return replace(stacked, losses=partial(stacked_losses, scores=RecordedNetwork(activation_bytes)))
+    return replace(stacked, losses=partial(stacked_losses, scores=RecordedNetwork()))
 
 
 def _join(_draws: Sequence[Any]) -> None:

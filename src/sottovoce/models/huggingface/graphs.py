@@ -18,6 +18,7 @@ from torch import Tensor
 from sottovoce.models.cuda_graphs import CudaRecorder, GraphRecorder, RecordedFunction, Turn
 from sottovoce.models.family import Parameters
 from sottovoce.models.huggingface.inputs import RAW
+from sottovoce.models.huggingface.memory import activation_bytes, extent, must_recompute
 from sottovoce.models.huggingface.network import call_network
 from sottovoce.models.huggingface.settings import Settings
 
@@ -71,16 +72,13 @@ class _Known:
 class RecordedNetwork:
     """`call_network` in training, for weights that stay where they are; plain where that cannot be recorded.
 
-    `activation_bytes(settings, lines, frames)` is what a pass keeps.
+    A pass that keeps more than `most_bytes` runs plainly too.
     """
 
     def __init__(
-        self,
-        activation_bytes: Callable[[Settings, int, int], float],
-        *,
-        record: Callable[[torch.device], GraphRecorder] = CudaRecorder,
+        self, *, record: Callable[[torch.device], GraphRecorder] = CudaRecorder, most_bytes: float = MOST_BYTES
     ) -> None:
-        self._activation_bytes, self._record = activation_bytes, record
+        self._record, self._most_bytes = record, most_bytes
         self._known: list[_Known] = []
         self._recorder: GraphRecorder | None = None
         self._turn = Turn()
@@ -100,7 +98,7 @@ class RecordedNetwork:
         first = next(iter(tensors.values()))
         if norm_frames_B is not None:
             tensors["norm_frames_B"] = norm_frames_B
-        large = self._activation_bytes(settings, *first.shape[:2]) > MOST_BYTES
+        large = activation_bytes(settings, *extent(first, settings)) > self._most_bytes
         if self._gave_up or training or large or settings.kind in NOT_RECORDED or not torch.is_grad_enabled():
             return network_scores(parameters, settings, inputs, norm_frames_B=norm_frames_B, training=training)
         known = self._find(parameters, settings)
@@ -137,18 +135,28 @@ class RecordedNetwork:
             norm_frames_B = given.pop("norm_frames_B", None)
             return network_scores({**frozen, **leaves, **views}, settings, given, norm_frames_B=norm_frames_B)
 
-        def activation_bytes(_flat: Tensor, first: Tensor, *_: Tensor) -> int:
-            return int(self._activation_bytes(settings, *first.shape[:2]))
+        def kept_bytes(_flat: Tensor, first: Tensor, *_: Tensor) -> int:
+            return int(activation_bytes(settings, *extent(first, settings)))
 
         recorded = RecordedFunction(
-            function, leaves, recorder=self._recorder, activation_bytes=activation_bytes, turn=self._turn
+            function, leaves, recorder=self._recorder, activation_bytes=kept_bytes, turn=self._turn
         )
         return _Known([*leaves.items(), *frozen.items()], tuple(made), leaves, recorded)
 
 
-def network_scores(parameters: Parameters, settings: Settings, inputs: Mapping[str, Any], **how: Any) -> Tensor:
-    """Scores of outputs [U, T or L, V]."""
+def network_scores(
+    parameters: Parameters,
+    settings: Settings,
+    inputs: Mapping[str, Any],
+    *,
+    recompute: bool | None = None,
+    **how: Any,
+) -> Tensor:
+    """Scores of outputs [U, T or L, V]. Layers are computed again on the way back where memory asks for it (None)."""
+    first = next(iter(inputs.values()))
+    if recompute is None:
+        recompute = torch.is_grad_enabled() and must_recompute(settings, *extent(first, settings), device=first.device)
     decoder = {"use_cache": False} if "decoder_input_ids" in inputs else {}
-    found = call_network(parameters, settings, {**inputs, **decoder}, **how)
+    found = call_network(parameters, settings, {**inputs, **decoder}, recompute=recompute, **how)
     scores: Tensor = found if isinstance(found, Tensor) else found.logits
     return scores

@@ -4,11 +4,11 @@ Numbers that a layer keeps for its way back, for every frame of its output, coun
 `torch.autograd.graph.saved_tensors_hooks` (`tests/models/huggingface/test_memory.py`), with D the layers' width, I that
 of their hidden layers, H heads and T frames of an utterance:
 
-                                   a part, LoRA       everything
-    Wav2Vec2-BERT, Parakeet-CTC    16·D + 2·I + 2·H·T    27·D + 4·I + 2·H·T    convolutions; a bias of all places
+                                   a part, LoRA          everything
+    Wav2Vec2-BERT, Parakeet-CTC    15·D + 2·I + 2·H·T    27·D + 4·I + 2·H·T    convolutions; a bias of all places
     Moonshine                      11·D + 1.5·I          16·D + 2.6·I          rotary positions
-    Whisper                         9·D + 1·I            14·D + 2·I
-    wav2vec2, HuBERT, WavLM         8·D + 1·I            12·D + 2·I
+    Whisper                        9·D + 1·I             14·D + 2·I
+    wav2vec2, HuBERT, WavLM        8·D + 1·I             12·D + 2·I
 
 Where layers are computed again on the way back, each keeps its input alone: D.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.models.huggingface.inputs import (
@@ -33,6 +34,8 @@ NUMBER_BYTES = 2  # GPUs train in bfloat16
 TOKENS_A_SECOND = 6.5  # more is a decoder that repeats itself
 LOGIT_BYTES = 12  # scores, and their softmax in float32
 USUAL_SECONDS = 10.0  # of an utterance, where only those of a batch are known
+SURELY_FREE_BYTES = 2 << 30
+MOST_OF_FREE = 0.9
 # What comes and goes besides: gradients of one layer, and a copy or two.
 SPARE = 1.1
 
@@ -47,8 +50,8 @@ class _Kept:
 
 
 _PART = {
-    "wav2vec2-bert": _Kept(16, 2, 2),
-    "parakeet_ctc": _Kept(16, 2, 2),
+    "wav2vec2-bert": _Kept(15, 2, 2),
+    "parakeet_ctc": _Kept(15, 2, 2),
     "moonshine": _Kept(11, 1.5),
     "whisper": _Kept(9, 1),
 }
@@ -75,7 +78,25 @@ def activation_bytes(
     layer = kept.widths * width + kept.hidden * hidden + kept.places * heads * places
     per_frame = layers * width + layer if recompute else layers * layer
     front = _front_numbers(settings) * (3 if whole else 1)
-    return SPARE * number_bytes * lines * (places * per_frame + frames * front)
+    # Embeddings of all distances in an utterance, whatever the number of lines.
+    table = places**2 * width // heads if config.get("position_embeddings_type") == "relative_key" else 0
+    tables = table if recompute else layers * table
+    return SPARE * number_bytes * (lines * (places * per_frame + frames * front) + tables)
+
+
+def extent(features: Tensor, settings: Settings) -> tuple[int, int]:
+    """Lines and frames of what a network takes first: [U, T], [U, T, F], or Whisper's [U, F, T]."""
+    return len(features), features.shape[2 if settings.kind == "whisper" else 1]
+
+
+def must_recompute(settings: Settings, lines: int, frames: int, *, device: torch.device) -> bool:
+    """Whether a pass over so much would not fit into what is free of the `device`'s memory."""
+    kept = activation_bytes(settings, lines, frames)
+    if device.type != "cuda" or kept < SURELY_FREE_BYTES:
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return kept > MOST_OF_FREE * (free + unused)
 
 
 def _encoder(settings: Settings) -> Mapping[str, Any]:
@@ -112,7 +133,8 @@ def stack_bytes(settings: Settings, *, seconds: float, steps: int) -> float:
     """What a client with `steps` steps of at most `seconds` of speech takes besides its weights."""
     usual = min(seconds, USUAL_SECONDS)
     frames = feature_frames(round(usual * SAMPLE_RATE), settings)
-    kept = activation_bytes(settings, 1, frames) * max(1.0, seconds / usual)
+    line = activation_bytes(settings, 2, frames) - activation_bytes(settings, 1, frames)
+    kept = line * seconds / usual
     features = steps * seconds * SAMPLE_RATE * (NUMBER_BYTES if settings.kind in RAW else 1)
     logits = seconds * TOKENS_A_SECOND * settings.tokens * LOGIT_BYTES
     if settings.is_ctc:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from sottovoce.base.seeds import seeded_kernels
 from sottovoce.models.family import Parameters
 from sottovoce.models.huggingface.folder import CLASSES
 from sottovoce.models.huggingface.layers import MaskedGroupNorm, adapt_layers, add_low_rank
+from sottovoce.models.huggingface.recompute import Scope, recompute_layers
 from sottovoce.models.huggingface.settings import Settings, find_weights
 from sottovoce.models.trainable import with_corrections
 
@@ -132,6 +133,18 @@ def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **statistics}
 
 
+@contextmanager
+def _calling(lock: RLock, *, quiet: bool) -> Iterator[None]:
+    """One call at a time, since a module is shared.
+
+    `quiet`: WavLM hands torch's attention a mask of another type than its positions, and torch warns of it every time.
+    """
+    with lock, warnings.catch_warnings() if quiet else nullcontext():
+        if quiet:
+            warnings.filterwarnings("ignore", message="Support for mismatched")
+        yield
+
+
 @dataclass(frozen=True, eq=False)
 class Network:
     """A network without parameters of its own. `shapes` has all tensors, `trainable` those that may be trained."""
@@ -139,12 +152,21 @@ class Network:
     module: nn.Module
     shapes: Mapping[str, tuple[int, ...]]
     trainable: tuple[str, ...]
-    lock: Any
+    scope: Scope  # of calls
 
 
 @cache
-def build_network(settings: Settings, corrected: frozenset[str] = frozenset(), *, training: bool = False) -> Network:
-    """The network of `settings`, with low-rank corrections of the layers `corrected`."""
+def build_network(
+    settings: Settings,
+    corrected: frozenset[str] = frozenset(),
+    *,
+    training: bool = False,
+    recompute: bool = False,
+) -> Network:
+    """The network of `settings`, with low-rank corrections of the layers `corrected`.
+
+    `recompute`: its layers are computed again on the way back.
+    """
     with seeded_kernels(0, device=CPU), _quiet(import_transformers()):
         module = _make(settings)
     tensors = _named_tensors(module)
@@ -158,7 +180,10 @@ def build_network(settings: Settings, corrected: frozenset[str] = frozenset(), *
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             layer.eval()
     module.requires_grad_(False)
-    return Network(module, shapes, trainable, RLock())
+    scope = partial(_calling, RLock(), quiet=settings.kind == "wavlm")
+    if recompute:
+        recompute_layers(module, scope=scope, draws=training)
+    return Network(module, shapes, trainable, scope)
 
 
 def _forget_values(module: nn.Module) -> None:
@@ -196,7 +221,7 @@ class PreparedNetwork:
     slots: tuple[Slot, ...]
     buffers: Mapping[str, Tensor]
     norms: tuple[Slot, ...]  # of the frames that group norms look at
-    lock: Any  # one call at a time: the module is shared
+    scope: Scope
 
     @contextmanager
     def holding(self, parameters: Parameters, norm_frames_B: Tensor | None) -> Iterator[None]:
@@ -205,7 +230,7 @@ class PreparedNetwork:
         As `torch.func.functional_call`, which looks for all tensors anew and costs the host a third of a small step.
         """
         given = {**self.buffers, **parameters}
-        with self.lock:
+        with self.scope():
             try:
                 for owner, key, name, _ in self.slots:
                     owner[key] = given[name]
@@ -218,8 +243,10 @@ class PreparedNetwork:
 
 
 @cache
-def _prepare(settings: Settings, corrected: frozenset[str], training: bool, device: torch.device) -> PreparedNetwork:
-    network = build_network(settings, corrected, training=training)
+def _prepare(
+    settings: Settings, corrected: frozenset[str], training: bool, recompute: bool, device: torch.device
+) -> PreparedNetwork:
+    network = build_network(settings, corrected, training=training, recompute=recompute)
     module = network.module
     buffers = {name: own.to(device) for name, own in module.named_buffers() if name not in network.shapes}
     norms = [f"{name}.frames_B" for name, layer in module.named_modules() if isinstance(layer, MaskedGroupNorm)]
@@ -238,7 +265,7 @@ def _prepare(settings: Settings, corrected: frozenset[str], training: bool, devi
         tuple(slot for slot in slots if slot.name not in norms),
         buffers,
         tuple(slot for slot in slots if slot.name in norms),
-        network.lock,
+        network.scope,
     )
 
 
@@ -249,6 +276,7 @@ def call_network(
     *,
     norm_frames_B: Tensor | None = None,
     training: bool = False,
+    recompute: bool = False,
     method: str = "forward",
 ) -> Any:
     """What the network makes of `inputs`; `norm_frames_B` are the frames that group norms look at, None for all.
@@ -258,22 +286,13 @@ def call_network(
     if settings.kind in MERGED:
         parameters = with_corrections(parameters)
     corrected = frozenset(name.removesuffix(".lora_a") for name in parameters if name.endswith(".lora_a"))
-    prepared = _prepare(settings, corrected, training, next(iter(parameters.values())).device)
-    quiet = _without_warnings() if settings.kind == "wavlm" else nullcontext()
-    with quiet, prepared.holding(parameters, norm_frames_B):
+    prepared = _prepare(settings, corrected, training, recompute, next(iter(parameters.values())).device)
+    with prepared.holding(parameters, norm_frames_B):
         if method == "generate":
             return prepared.module.generate(**inputs)
         if method == "encode":
             return _encoder(prepared.module)(**inputs).last_hidden_state
         return prepared.module(**inputs)
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """WavLM hands torch's attention a mask of another type than its positions, of which torch warns at every call."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Support for mismatched")
-        yield
 
 
 # What is trained.
