@@ -113,7 +113,7 @@ def make_bench(folder: Path, train: str, device: torch.device) -> Bench:
 
 
 def ours(bench: Bench, clips: Clips, clients: int, *, steps: int = MANY_STEPS, recompute: bool = False) -> Step:
-    """`clients` at once, as engines train them in a run of so many `steps`; 1 is one after another, with no client axis.
+    """`clients` at once, as engines train them in a run of so many `steps`; 1 is one after another.
 
     `recompute`: layers are computed again on the way back, as they are where memory is short.
     """
