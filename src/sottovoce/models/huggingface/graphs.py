@@ -19,7 +19,7 @@ from sottovoce.models.cuda_graphs import CudaRecorder, GraphRecorder, RecordedFu
 from sottovoce.models.family import Parameters
 from sottovoce.models.huggingface.inputs import RAW
 from sottovoce.models.huggingface.memory import activation_bytes, extent, must_recompute
-from sottovoce.models.huggingface.network import call_network
+from sottovoce.models.huggingface.network import MERGED, call_network
 from sottovoce.models.huggingface.settings import Settings
 
 TOKEN_MULTIPLE = 8
@@ -28,8 +28,7 @@ SAMPLE_MULTIPLE, FRAME_MULTIPLE = 2_000, 5
 # A pass that keeps more than this has a large GPU busy for longer than the host takes to launch it.
 MOST_BYTES = 8 << 30
 MOST_WEIGHTS = 4  # of how many stacks the weights are known, as engines have them
-# Masks by indexing, whose sizes a host must wait for, and a layer that is not a function of its tensors alone.
-NOT_RECORDED = ("wav2vec2", "hubert", "wavlm")
+NOT_RECORDED = MERGED  # their corrections are added to matrices anew in every step
 
 
 def padded_frames(frames: int, settings: Settings) -> int:
