@@ -9,7 +9,7 @@ Shapes: U utterances, T frames, F features, V outputs, L tokens, N clients of a 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +38,13 @@ from sottovoce.models.family import (
     Transfer,
 )
 from sottovoce.models.huggingface.adapters import write_adapter
+from sottovoce.models.huggingface.decoder import (
+    decoder_prompt,
+    end_token,
+    longest_text,
+    padding_token,
+    prompt_tokens,
+)
 from sottovoce.models.huggingface.gates import check_can_be_trained
 from sottovoce.models.huggingface.graphs import (
     NOT_RECORDED,
@@ -108,7 +115,7 @@ def unusable(settings: Settings, samples: int, tokens: Sequence[int]) -> str | N
         return "too short for one frame"
     if settings.is_ctc:
         return ctc.text_obstacle(tokens, frames=frames)
-    return "longer than the decoder's limit" if len(tokens) > _longest_text(settings) else None
+    return "longer than the decoder's limit" if len(tokens) > longest_text(settings) else None
 
 
 # The network in training.
@@ -188,13 +195,13 @@ def _token_losses(
     device, tokens = features.features_UTF.device, features.tokens_UL.shape[1]
     missing = 0
     if isinstance(scores, RecordedNetwork):
-        missing = padded_tokens(tokens, longest=_longest_text(settings)) - tokens
+        missing = padded_tokens(tokens, longest=longest_text(settings)) - tokens
     labels_UL = pad(features.tokens_UL - 1, (0, missing)).to(device, non_blocking=True)
     counts_U = features.token_lengths_U.to(device, non_blocking=True)
     inside_UL = torch.arange(labels_UL.shape[1], device=device) < counts_U[:, None]
-    prompt_P = _prompt(settings, device)
+    prompt_P = prompt_tokens(settings, device)
     inputs_UL = torch.cat(
-        [prompt_P.expand(len(labels_UL), -1), labels_UL.where(inside_UL, _padding(settings))[:, :-1]], dim=1
+        [prompt_P.expand(len(labels_UL), -1), labels_UL.where(inside_UL, padding_token(settings))[:, :-1]], dim=1
     )
     logits_ULV, _ = _logits(
         parameters, features, settings, training=training, scores=scores, decoder_input_ids=inputs_UL
@@ -205,44 +212,6 @@ def _token_losses(
         text_ULV.flatten(0, 1), targets_UL.flatten(), ignore_index=IGNORED, reduction="none"
     )
     return losses_UL.view(targets_UL.shape), counts_U
-
-
-@cache
-def _prompt(settings: Settings, device: torch.device) -> Tensor:
-    """Once a device: a new tensor would wait for it in every step."""
-    return torch.tensor(decoder_prompt(settings), device=device)
-
-
-@cache
-def decoder_prompt(settings: Settings) -> tuple[int, ...]:
-    """What a decoder begins with: its start, and for Whisper language, task and that no times are written."""
-    config, generation = settings.of_model, settings.of_generation
-    start = [int(generation.get("decoder_start_token_id", config.get("decoder_start_token_id", 1)))]
-    if settings.kind != "whisper":
-        return tuple(start)
-    if languages := generation.get("lang_to_id"):
-        code = f"<|{settings.language or 'en'}|>"
-        start += [int(languages[code])] if code in languages else []
-        start += [int(generation["task_to_id"]["transcribe"])]
-    if (without_times := generation.get("no_timestamps_token_id")) is not None:
-        start.append(int(without_times))
-    return tuple(start)
-
-
-def _padding(settings: Settings) -> int:
-    return int(settings.of_model.get("pad_token_id") or 0)
-
-
-def _end(settings: Settings) -> int:
-    end = settings.of_generation.get("eos_token_id", settings.of_model.get("eos_token_id"))
-    return int(end[0] if isinstance(end, list) else end or 0)
-
-
-def _longest_text(settings: Settings) -> int:
-    """How many tokens the decoder can write."""
-    config, generation = settings.of_model, settings.of_generation
-    positions = int(config.get("max_target_positions") or config.get("max_position_embeddings") or 194)
-    return min(int(generation.get("max_length") or positions), positions) - len(decoder_prompt(settings))
 
 
 # Recognition.
@@ -260,7 +229,7 @@ def search(
     dtype = next(iter(parameters.values())).dtype
     inputs, norm_frames_U, out_U = network_inputs(features.features_UTF.to(dtype), features.frames_U, settings)
     samples_U = out_U * samples_per_frame(settings)
-    most_U = (samples_U / SAMPLE_RATE * TOKENS_A_SECOND).ceil().long().clamp(FEWEST_TOKENS, _longest_text(settings))
+    most_U = (samples_U / SAMPLE_RATE * TOKENS_A_SECOND).ceil().long().clamp(FEWEST_TOKENS, longest_text(settings))
     prompt, rows = decoder_prompt(settings), len(features)
     device = features.features_UTF.device
     found_UL = call_network(
@@ -274,7 +243,7 @@ def search(
         norm_frames_B=norm_frames_U,
         method="generate",
     )
-    end, texts = _end(settings), []
+    end, texts = end_token(settings), []
     for line, most, frames in zip(found_UL.tolist(), most_U.tolist(), out_U.tolist(), strict=True):
         line = line[len(prompt) :] if line[: len(prompt)] == list(prompt) else line
         ended = end in line[: most + 1]
@@ -289,8 +258,8 @@ def _generation(settings: Settings, *, width: int, most: int) -> Any:
     """The best text by a beam of so many hypotheses, in `most` tokens."""
     return import_transformers().GenerationConfig(
         decoder_start_token_id=decoder_prompt(settings)[0],
-        eos_token_id=_end(settings),
-        pad_token_id=_padding(settings),
+        eos_token_id=end_token(settings),
+        pad_token_id=padding_token(settings),
         max_new_tokens=most,
         max_length=None,
         num_beams=width,
