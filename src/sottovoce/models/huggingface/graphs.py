@@ -128,7 +128,7 @@ class RecordedNetwork:
             self._recorder = self._record(next(iter(parameters.values())).device)
 
         def function(leaves: Parameters, flat: Tensor, *tensors: Tensor, names: tuple[str, ...]) -> Tensor:
-            parts = flat.split([shape.numel() for shape in made.values()]) if made else ()
+            parts = torch.split(flat, [shape.numel() for shape in made.values()]) if made else ()
             views = {name: part.view(shape) for (name, shape), part in zip(made.items(), parts, strict=True)}
             given = dict(zip(names, tensors, strict=True))
             norm_frames_B = given.pop("norm_frames_B", None)

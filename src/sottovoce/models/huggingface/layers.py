@@ -62,13 +62,14 @@ class ClientConv1d(nn.Conv1d):
             return _linear(x_BCT.mT, self.weight[..., 0], self.bias).mT
         if self.weight.dim() == 3:
             return super().forward(x_BCT)
-        clients, outputs = len(self.weight), self.weight.shape[1]
-        x_NBCT = _by_client(x_BCT, clients)
+        x_NBCT = _by_client(x_BCT, len(self.weight))
+        if self.groups == 1 and self.dilation == (1,) and isinstance(self.padding, tuple):
+            return self._multiply(x_NBCT, padding=self.padding[0])
         # Clients become groups of one convolution.
-        grouped = x_NBCT.transpose(0, 1).flatten(1, 2)
+        clients, outputs = self.weight.shape[:2]
         bias = None if self.bias is None else self.bias.expand(clients, outputs).reshape(-1)
         found = functional.conv1d(
-            grouped,
+            x_NBCT.transpose(0, 1).flatten(1, 2),
             self.weight.flatten(0, 1),
             bias,
             self.stride,
@@ -77,6 +78,15 @@ class ClientConv1d(nn.Conv1d):
             clients * self.groups,
         )
         return found.view(-1, clients, outputs, found.shape[-1]).transpose(0, 1).flatten(0, 1)
+
+    def _multiply(self, x_NBCT: Tensor, *, padding: int) -> Tensor:
+        """As products of all windows: GPUs are slow at convolutions of many groups, above all backwards."""
+        (kernel,), (stride,) = self.kernel_size, self.stride
+        windows_NBCTK = functional.pad(x_NBCT, (padding, padding)).unfold(-1, kernel, stride)
+        clients, lines, _, frames, _ = windows_NBCTK.shape
+        windows_NBTI = windows_NBCTK.transpose(2, 3).reshape(clients, lines * frames, -1)
+        y_NBTO = _linear(windows_NBTI, self.weight.flatten(2), self.bias)
+        return y_NBTO.view(clients * lines, frames, -1).mT
 
 
 class ClientEmbedding(nn.Embedding):
