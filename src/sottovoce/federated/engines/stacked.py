@@ -24,7 +24,7 @@ from sottovoce.data.audio.waveforms import concatenate_features
 from sottovoce.data.loading import prefetch
 from sottovoce.federated.client import ClientContext, LoadedClient, PlannedClient, gradients_of
 from sottovoce.federated.engines.engine import Dropped, InProcessEngine, Trained
-from sottovoce.federated.weighting import ClientFigures, last_epoch, measured_wer
+from sottovoce.federated.weighting import ClientFigures, last_epoch, measured_wer, weighs_by_wer
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Stacked, StepDraws, augment_features, stacking_obstacle
 from sottovoce.optimisers.weights import Weights
@@ -207,9 +207,9 @@ class StackedEngine(InProcessEngine):
                 return [None] * len(stack.members)
 
     def _figures(self, stack: _Stack, weights: Weights, losses: Sequence[float | None]) -> tuple[ClientFigures, ...]:
-        figures = []
+        figures, wanted = [], weights.working if weighs_by_wer(self._context) else {}
         for row, (member, loss) in enumerate(zip(stack.members, losses, strict=True)):
-            own = {name: stacked[row] for name, stacked in weights.working.items()}
+            own = {name: stacked[row] for name, stacked in wanted.items()}
             wer = measured_wer(own, member.client, self._context, device=self._device)
             figures.append(ClientFigures(member.utterances, member.seconds, loss, wer, left_out=member.speech.left_out))
         return tuple(figures)
