@@ -232,6 +232,7 @@ def _forget_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+        torch.cuda.init()
         torch.cuda.reset_peak_memory_stats(device)
 
 
