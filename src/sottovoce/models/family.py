@@ -17,6 +17,7 @@ import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -245,6 +246,29 @@ class Inspection:
     encode: Callable[..., tuple[Tensor, Tensor]] | None = None
 
 
+class BaseModelName(NamedTuple):
+    """A base model as people are told of it: its name, the SHA-256 of its files, and what of it is trained."""
+
+    name: str
+    digest: str
+    trained: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseFiles:
+    """What models are made from: files that lie at every client, and are never sent.
+
+    `pin(options)` are the same options with these files known by their digest alone, and not by where they lie; what is
+    pinned already stays as it is. `describe(options)` is the `BaseModelName` of pinned options, and InputError for all
+    others: a client opens nothing that a server names. `find(options, folder)` is InputError unless the files of pinned
+    options are here: in the `folder` that a person has given, or, where that is None, wherever such files are kept.
+    """
+
+    pin: Callable[[Any], Any]
+    describe: Callable[[Any], BaseModelName]
+    find: Callable[[Any, Path | None], None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family(Generic[S, D]):
     """A kind of model. The transformer's family is the one to learn from.
@@ -272,6 +296,7 @@ class Family(Generic[S, D]):
     transfer: Transfer[S] = field(default_factory=Transfer)
     training: Training[S, D] = field(default_factory=Training)
     inspection: Inspection = field(default_factory=Inspection)
+    base_files: BaseFiles | None = None
 
 
 def find_family(name: str) -> Family[Any, Any]:

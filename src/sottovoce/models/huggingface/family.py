@@ -25,6 +25,7 @@ from sottovoce.models import ctc
 from sottovoce.models.attention_search import SearchOptions
 from sottovoce.models.decoding import Hypothesis, decode_greedily
 from sottovoce.models.family import (
+    BaseFiles,
     Family,
     FrontEnd,
     Inspection,
@@ -53,6 +54,7 @@ from sottovoce.models.huggingface.network import (
     load_pretrained,
     name_part,
 )
+from sottovoce.models.huggingface.pins import describe_base_model, find_base_model, pin_options
 from sottovoce.models.huggingface.settings import NAME, PARTS, Options, Settings
 from sottovoce.models.module import draw_seeds
 from sottovoce.models.stacks import line_places, to_lines
@@ -351,4 +353,5 @@ FAMILY: Family[Settings, int] = Family(
     transfer=Transfer(is_lora_target=is_lora_target, part=choose_part, write_adapter=write_adapter),
     training=Training(own_tokens=own_tokens, check=check_can_be_trained),
     inspection=Inspection(encode=encode),
+    base_files=BaseFiles(pin=pin_options, describe=describe_base_model, find=find_base_model),
 )
