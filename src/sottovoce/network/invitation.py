@@ -60,9 +60,10 @@ class Invitation:
 
     `nodes` are the roster's public keys in its order: K is their number. `start` is the SHA-256 of the model that
     training starts from, as it travels; `length` is how many parameters are trained, `layout` a digest of their names,
-    shapes and order. `frozen` is the SHA-256 of all that is not trained (`weights_digest`), which does not always travel:
-    clients have it from files of their own, or draw it. Without `secure` the server sees single updates. With `noise_shares` clients add the noise before
-    they mask. A release may make `spare_attempts` more at its rounds, and at its measurements, where some are lost.
+    shapes and order. `frozen` is the SHA-256 of all that is not trained (`weights_digest`), which clients may have from
+    files of their own, or draw. Without `secure` the server sees single updates. With `noise_shares` clients add the
+    noise before they mask. A release may make `spare_attempts` more at its rounds, and at its measurements, where some
+    are lost.
     """
 
     recipe: Recipe

@@ -55,8 +55,8 @@ def _weighting(private: PrivacySettings) -> list[str]:
 def _base_model(base: BaseModelName, invitation: Invitation) -> str:
     megabytes = invitation.length * (invitation.recipe.federated.model_bits or 32) / 8e6
     return (
-        f"What it is made from: the base model {base.name}, whose files lie on this machine (sha256 {base.digest}). They "
-        f"are read here, and neither sent nor fetched. What is trained of it comes each time ({megabytes:,.2f} MB)."
+        f"What it is made from: the base model {base.name}, whose files lie on this machine (sha256 {base.digest}). "
+        f"They are read here, and neither sent nor fetched. What is trained comes each time ({megabytes:,.2f} MB)."
     )
 
 
