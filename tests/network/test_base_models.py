@@ -82,6 +82,7 @@ def recipe_content(base: Path, *, model: dict[str, Any] | None = None, **federat
         {"train": LORA},
         {"train": "lora(r=2, factors=b)"},
         {"train": "norms"},
+        {"train": "all"},
         {"train": "lora(r=2), output", "head": "ctc"},
     ],
     ids=str,
