@@ -90,11 +90,7 @@ class Options(Protocol):
 # Optional abilities of a family. Their defaults are those of a family that has none of them.
 
 
-def _none(_settings: Any) -> None:
-    return None
-
-
-def _no_tokens(_options: Any, _language: str) -> None:
+def _none(*_given: Any) -> None:
     return None
 
 
@@ -223,7 +219,7 @@ class Training(Generic[S, D]):
     """
 
     needs_text: bool = True
-    own_tokens: Callable[[Any, str], Any] = _no_tokens
+    own_tokens: Callable[[Any, str], Any] = _none
     check: Callable[..., None] | None = None
     adjust_draws: Callable[[S, D, TrainingProgress], D] | None = None
     statistics: Callable[[S], frozenset[str]] = _no_names
@@ -247,7 +243,7 @@ class Inspection:
 
 
 class BaseModelName(NamedTuple):
-    """A base model as people are told of it: its name, the SHA-256 of its files, and what of it is trained."""
+    """A base model for people: its name, the SHA-256 of its files, and what of it is trained."""
 
     name: str
     digest: str
@@ -256,12 +252,11 @@ class BaseModelName(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BaseFiles:
-    """What models are made from: files that lie at every client, and are never sent.
+    """Files that models are made from, which lie at every client and are never sent.
 
-    `pin(options)` are the same options with these files known by their digest alone, and not by where they lie; what is
-    pinned already stays as it is. `describe(options)` is the `BaseModelName` of pinned options, and InputError for all
-    others: a client opens nothing that a server names. `find(options, folder)` is InputError unless the files of pinned
-    options are here: in the `folder` that a person has given, or, where that is None, wherever such files are kept.
+    `pin(options)` are options that know them by their digest alone; pinned ones stay as they are. `describe(options)`
+    is InputError for all but pinned ones: a client opens nothing that a server names. `find(options, folder)` is
+    InputError unless they are here: in the `folder` that a person gave, or, with None, where such files are kept.
     """
 
     pin: Callable[[Any], Any]
