@@ -163,7 +163,8 @@ class Service:
     """One recipe with one kind of sums: a server that asks, honest by `sum`, a liar by whatever else is here."""
 
     def __init__(self, process_cluster: ProcessCluster, sums: Sums) -> None:
-        self._hamlet, self._start = process_cluster, write_start_model(process_cluster.start)
+        self._hamlet = process_cluster
+        self._start = write_start_model(process_cluster.start, process_cluster.place.recipe.model)
         self.invitation = Invitation.of(
             process_cluster.place.recipe,
             [user.key for user in process_cluster.roster.users],

@@ -17,6 +17,7 @@ import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -89,11 +90,7 @@ class Options(Protocol):
 # Optional abilities of a family. Their defaults are those of a family that has none of them.
 
 
-def _none(_settings: Any) -> None:
-    return None
-
-
-def _no_tokens(_options: Any, _language: str) -> None:
+def _none(*_given: Any) -> None:
     return None
 
 
@@ -224,7 +221,7 @@ class Training(Generic[S, D]):
     """
 
     needs_text: bool = True
-    own_tokens: Callable[[Any, str], Any] = _no_tokens
+    own_tokens: Callable[[Any, str], Any] = _none
     check: Callable[..., None] | None = None
     adjust_draws: Callable[[S, D, TrainingProgress], D] | None = None
     statistics: Callable[[S], frozenset[str]] = _no_names
@@ -245,6 +242,28 @@ class Inspection:
     measure: Callable[..., dict[str, Tensor]] | None = None
     validation: str = "loss"
     encode: Callable[..., tuple[Tensor, Tensor]] | None = None
+
+
+class BaseModelName(NamedTuple):
+    """A base model for people: its name, the SHA-256 of its files, and what of it is trained."""
+
+    name: str
+    digest: str
+    trained: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseFiles:
+    """Files that models are made from, which lie at every client and are never sent.
+
+    `pin(options)` are options that know them by their digest alone; pinned ones stay as they are. `describe(options)`
+    is InputError for all but pinned ones: a client opens nothing that a server names. `find(options, folder)` is
+    InputError unless they are here: in the `folder` that a person gave, or, with None, where such files are kept.
+    """
+
+    pin: Callable[[Any], Any]
+    describe: Callable[[Any], BaseModelName]
+    find: Callable[[Any, Path | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,6 +293,7 @@ class Family(Generic[S, D]):
     transfer: Transfer[S] = field(default_factory=Transfer)
     training: Training[S, D] = field(default_factory=Training)
     inspection: Inspection = field(default_factory=Inspection)
+    base_files: BaseFiles | None = None
 
 
 def find_family(name: str) -> Family[Any, Any]:

@@ -149,7 +149,11 @@ def _results(federation: Federation, run: RunFolder, ended: LoopEnd, ranks: Rank
         "start": {"test": before} | _start_converged(federation),
         **describe_decoding(recipe),
         "privacy": build_privacy_report(settings, federation.plan, run),
-        "communication": count_communication(federation.part, model_bits=settings.model_bits),
+        "communication": count_communication(
+            federation.part,
+            model_bits=settings.model_bits,
+            has_base_files=start.family.base_files is not None,
+        ),
         **({} if of_clients is None else {"clients": of_clients}),
         **({} if settings.client_wer is None else {"client_wer": read_client_wers(run)}),
     }

@@ -27,6 +27,7 @@ from sottovoce.models import ctc
 from sottovoce.models.attention_search import SearchOptions
 from sottovoce.models.decoding import Hypothesis, decode_greedily
 from sottovoce.models.family import (
+    BaseFiles,
     Family,
     FrontEnd,
     Inspection,
@@ -70,6 +71,7 @@ from sottovoce.models.huggingface.network import (
     load_pretrained,
     name_part,
 )
+from sottovoce.models.huggingface.pins import describe_base_model, find_base_model, pin_options
 from sottovoce.models.huggingface.saving import write_pretrained
 from sottovoce.models.huggingface.settings import NAME, PARTS, Options, Settings
 from sottovoce.models.module import draw_seeds
@@ -392,4 +394,5 @@ FAMILY: Family[Settings, int] = Family(
     ),
     training=Training(own_tokens=own_tokens, check=check_can_be_trained, accelerate=accelerate),
     inspection=Inspection(encode=encode),
+    base_files=BaseFiles(pin=pin_options, describe=describe_base_model, find=find_base_model),
 )

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 
 from sottovoce.base.errors import InputError
 from sottovoce.models.huggingface.folder import CTC, PretrainedFolder, as_json, open_folder
+from sottovoce.models.huggingface.pins import open_pinned, parse_pin
 from sottovoce.models.trainable import parse_part
 
 NAME = "huggingface"
@@ -25,7 +26,8 @@ class Options:
     """A pretrained model and the part of it that is trained.
 
     Args:
-        source: `from` in recipes: a folder, a name in $SOTTOVOCE_MODELS, or a name on the hub.
+        source: `from` in recipes: a folder, a name in $SOTTOVOCE_MODELS, a name on the hub, or NAME@sha256:DIGEST
+            (`pins`), which only the digest of its files decides.
         revision: of a model on the hub.
         train: `lora(r=8, targets=q_proj|v_proj)`, `head`, `norms`, `all`, or names as in `federation.trainable`.
         head: `ctc` puts a new output layer for this run's own tokens on the model's encoder; None takes its own.
@@ -51,6 +53,8 @@ class Options:
 
     @property
     def folder(self) -> PretrainedFolder:
+        if (pin := parse_pin(self.source)) is not None:
+            return open_pinned(pin)
         return open_folder(self.source, revision=self.revision)
 
     def settings(self, *, tokens: int) -> "Settings":

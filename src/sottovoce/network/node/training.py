@@ -89,7 +89,9 @@ def prepare_training(
     recipe = invitation.recipe
     check_language(start, store)
     check_can_transcribe(recipe, start)
-    plan = invitation.plan(split_trained_part(recipe, start).layout)
+    part = split_trained_part(recipe, start)
+    plan = invitation.plan(part.layout)
+    invitation.check_frozen(part.frozen)
     population, index = find_own_client(recipe, store, user=user)
     engine = build_engine("sequential", recipe, population, start, plan, device=device)
     evaluation_clients = build_local_wer_clients(recipe, population, start, device=device)
