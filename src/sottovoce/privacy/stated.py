@@ -16,6 +16,12 @@ from sottovoce.privacy.membership_odds import GUARANTEE, NO_GUARANTEE, strength_
 NOT_PRIVATE = "Not private: nothing is promised to anybody."
 CENTRAL = "Training on everybody’s speech in one place, without differential privacy."
 
+SECURE_RANDOMNESS = (
+    "of the operating system, anew for every draw; sums and noise lie on a public grid, on which float64 is exact. "
+    "That the noise is an exact rounded Gaussian is not claimed (docs/privacy.md, Secure mode)"
+)
+SEEDED_RANDOMNESS = "of a seed: a simulation"
+
 GuaranteeKind = Literal["simulation", "release", "weak", "nothing"]
 Fact = tuple[str, str]
 
@@ -61,6 +67,20 @@ def state_guarantee(guarantee: Guarantee, *, population_size: int | None) -> Sta
     return StatedGuarantee(kind, headline, is_nothing, is_delta_large)
 
 
+def describe_adversary(plan: Mapping[str, Any]) -> str:
+    """Against whom a guarantee holds, and against whom it does not."""
+    adversary = (
+        "Whoever sees all models that were ever released, the settings, this ledger and the list of people, and "
+        "computes for as long as they like."
+    )
+    server = "Not against the machine that trained: it had the speech, and saw every update before the noise."
+    if plan.get("noise_shares"):
+        server = "The server sees sums with noise by clients: its own ε is larger, since it knows who is drawn."
+    elif plan.get("sum_bits"):
+        server = "Not against the server: it sees sums before the noise and, with open sums, every single update."
+    return f"{adversary} {server} Other channels (time, memory, a stolen disk) are not covered."
+
+
 def population_fact(guarantee: Guarantee, plan: Mapping[str, Any]) -> Fact:
     several = guarantee.unit.several
     return "population", f"{plan['population_size']:,.0f} {several} on a list that was fixed before the run"
@@ -73,6 +93,7 @@ def release_facts(guarantee: Guarantee, plan: Mapping[str, Any], *, repeats: int
     if repeats:
         yield "repeated after a crash", f"{repeats:,} attempts; each is in ε"
     yield from _mechanism(guarantee, plan)
+    yield "randomness", SEEDED_RANDOMNESS if guarantee.simulated else SECURE_RANDOMNESS
 
 
 def _mechanism(guarantee: Guarantee, plan: Mapping[str, Any]) -> Iterator[Fact]:

@@ -67,11 +67,6 @@ def _facts(run: RunRecord, verdict: Verdict) -> Iterator[tuple[str, str]]:
     if unit.inside is not None:
         yield f"{unit.inside}s in these {unit.several}", "[how many; the ledger counts them nowhere]"
     yield from release_facts(guarantee, plan, repeats=ledger.report.attempts - ledger.report.steps)
-    secure = (
-        "of the operating system, anew for every draw; sums and noise lie on a public grid, on which float64 is exact. "
-        "That the noise is an exact rounded Gaussian is not claimed (docs/privacy.md, Secure mode)"
-    )
-    yield "randomness", "of a seed: a simulation" if guarantee.simulated else secure
     if verdict.cost is not None:
         yield f"word error rate ({verdict.cost.test})", show_percent(verdict.cost.wer)
     if (audited := format_audit(run)) is not None:

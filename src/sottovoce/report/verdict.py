@@ -21,7 +21,7 @@ from sottovoce.privacy.membership_odds import (
     posterior_belief,
     strength_of,
 )
-from sottovoce.privacy.stated import CENTRAL, NOT_PRIVATE, format_odds, state_guarantee
+from sottovoce.privacy.stated import CENTRAL, NOT_PRIVATE, describe_adversary, format_odds, state_guarantee
 from sottovoce.report.audit import audit_alarm
 from sottovoce.report.comparisons import PrivacyCost, format_gap, privacy_cost, worst_group_gap
 from sottovoce.report.parts import join_labels, show_count
@@ -196,7 +196,7 @@ def _judge_private(run: RunRecord, guarantee: Guarantee) -> Verdict:
     answers = [
         ("What somebody can find out", learnt),
         ("For whom", _for_whom(guarantee)),
-        ("Against whom", _against(run)),
+        ("Against whom", describe_adversary(run.header["plan"])),
         ("Which population", _which_population(run, guarantee)),
         ("Simulated or released", _randomness(guarantee, is_nothing=stated.is_nothing)),
     ]
@@ -287,20 +287,6 @@ def _for_whom(guarantee: Guarantee) -> str:
     if guarantee.release.neighbouring == "add_remove":
         hidden = f"Hidden is whether {unit.one} took part at all, and so what they said"
     return f"{whom} {hidden}. That they are on the list of those who might take part is public."
-
-
-def _against(run: RunRecord) -> str:
-    plan = run.header["plan"]
-    adversary = (
-        "Whoever sees all models that were ever released, the settings, this ledger and the list of people, and "
-        "computes for as long as they like."
-    )
-    server = "Not against the machine that trained: it had the speech, and saw every update before the noise."
-    if plan.get("noise_shares"):
-        server = "The server sees sums with noise by clients: its own ε is larger, since it knows who is drawn."
-    elif plan.get("sum_bits"):
-        server = "Not against the server: it sees sums before the noise and, with open sums, every single update."
-    return f"{adversary} {server} Other channels (time, memory, a stolen disk) are not covered."
 
 
 def _which_population(run: RunRecord, guarantee: Guarantee) -> str:
