@@ -44,15 +44,17 @@ def find_other_file(folder: Path, committed: Mapping[str, str]) -> str:
     other = next((name for name in ("weights", "tokens", "description") if own.get(name) != committed.get(name)), "")
     if other in names:
         return names[other]
-    return weights_file(read_model_config(folder)) if own else CONFIG
+    return weights_file(read_model_config(folder)) if own else CONFIG  # nothing says which file it should be
 
 
 def _digest_own(folder: Path) -> dict[str, str] | None:
-    """Digests of a model in our own format; None for any other."""
+    """Digests of a model in our own format; None for any other. InputError, with its name, for a damaged file."""
     try:
-        return digest_model_files(folder)
-    except (InputError, OSError, KeyError, TypeError, AttributeError):
+        config = read_model_config(folder)
+    except InputError:
         return None
+    is_whole = (folder / weights_file(config)).is_file() and (folder / TOKENS).is_file()
+    return digest_model_files(folder) if is_whole else None
 
 
 def read_audit(path: Path) -> dict[str, Any]:
