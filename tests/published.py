@@ -57,7 +57,7 @@ class Found:
 def published(folder: Path) -> dict[str, bytes]:
     """Everything in the folder of a run, or in an export, that may be published, by its path; each content once."""
     found, seen, files = dict[str, bytes](), set[bytes](), dict(every(folder))
-    assert OF_RUNS <= files.keys() or OF_EXPORTS <= files.keys()
+    assert files.keys() >= OF_RUNS or files.keys() >= OF_EXPORTS
     for file, content in sorted(files.items()):
         assert not content.startswith(PACKED), f"{file} is packed: the search would not see into it"
         if (digest := hashlib.sha256(content).digest()) not in seen:
