@@ -82,6 +82,19 @@ def test_every_export_of_a_run_passes_its_own_check(kind: str, exports: Exports)
     assert found.is_proved == (kind in ("release", "silo", "banded", "audited", "signed"))
 
 
+def test_what_dp_accounting_cannot_bound_is_not_called_proved(
+    exports: Exports, sottovoce: Callable[..., Ended]
+) -> None:
+    done = sottovoce("verify", exports.place / "exports" / "no bound", "--json")
+    assert done.code == 0
+    said = json.loads(done.out)
+    assert said["proved"] is False
+    assert "for one speaker inside a silo is NOT proved: dp-accounting" in said["lines"]["Proved"]
+    claims = {one["claim"]: one for one in said["claims"]}
+    assert claims["epsilon.headline"]["proved"]
+    assert claims["epsilon.inside"]["dp_accounting"] == {"delta": 1e-13, "pld": None, "rdp": None}
+
+
 @pytest.mark.parametrize(("kind", "begins"), [("simulation", "This is a simulation and promises nothing")])
 def test_a_simulation_says_so_in_its_first_field_and_states_no_epsilon(
     kind: str, begins: str, exports: Exports
