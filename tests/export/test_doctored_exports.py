@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from tests.export.conftest import Ended, Exports
 from tests.tampering import GENESIS, edit, read
 
 from sottovoce.base.digests import file_digest
+from sottovoce.base.errors import InputError
 from sottovoce.base.signatures import load_signing_key
 from sottovoce.export.folder import EXPORT_SIGNATURE, PRIVACY, digest_export, sign_export
 from sottovoce.export.privacy_file import Asserted, Evidence, describe_privacy
+from sottovoce.export.verify import find_difference, verify_export
 from sottovoce.privacy.chain import read_chain, seal
 from sottovoce.privacy.events import event_from_json
 from sottovoce.privacy.ledger import verify
@@ -319,19 +322,87 @@ def test_the_same_forgery_is_refused_where_the_key_is_named(
     assert "expected" in done.err
 
 
-def test_a_ledger_whose_people_are_not_those_of_its_events_is_refused(
-    exports: Exports, sottovoce: Callable[..., Ended], tmp_path: Path
-) -> None:
-    """More people in the plan alone, with the chain made to fit."""
-    folder = exports.copy("release", tmp_path)
+def rechained(folder: Path, change: Callable[[Record], object]) -> None:
+    """Change the header of the ledger, and fit its chain and the statement's mark to it."""
     path, head, lines = folder / "ledger.jsonl", GENESIS, list[bytes]()
     for record in read_chain(path).records:
         if record["kind"] == "header":
-            record["plan"]["population_size"] = 10**6
+            change(record)
         line, head = seal(record, after=head)
         lines.append(line)
     path.write_bytes(b"".join(lines))
     edit(folder / PRIVACY, lambda content: content["sottovoce"]["ledger"].update(head=head))
+
+
+HEADERS: dict[str, tuple[Callable[[Record], object], str]] = {
+    "more people in the plan alone": (lambda h: h["plan"].update(population_size=10**6), "a sampling rate of"),
+    "nobody in the plan": (lambda h: h["plan"].update(population_size=0), "line 1"),
+    "people without a number": (lambda h: h["plan"].update(population_size="all"), "line 1"),
+    "no plan": (lambda h: h.pop("plan"), "line 1"),
+    "a plan that is none": (lambda h: h.update(plan="secret"), "line 1"),
+    "no shares": (lambda h: h["plan"].pop("share"), "line 1"),
+    "an event of another kind": (lambda h: h.update(event={"kind": "laplace"}), "line 1"),
+    "a unit that is none": (lambda h: h["plan"].update(privacy_unit=["speaker"]), "line 1"),
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_a_header_that_no_run_has_written_is_refused(
+    what: str, exports: Exports, sottovoce: Callable[..., Ended], tmp_path: Path
+) -> None:
+    change, named = HEADERS[what]
+    folder = exports.copy("release", tmp_path)
+    rechained(folder, change)
     done = sottovoce("verify", folder)
     assert done.code == 2
-    assert "ledger.jsonl line 1: a sampling rate of" in done.err
+    assert "ledger.jsonl" in done.err
+    assert named in done.err
+
+
+@pytest.mark.parametrize("name", ["lower_bound", "promised", "canaries", "rounds", "verdict"])
+def test_an_audit_that_is_none_is_refused(name: str, exports: Exports, tmp_path: Path) -> None:
+    folder = exports.copy("audited", tmp_path)
+    edit(folder / "audit.json", lambda audit: audit.update({name: "good"}))
+    fitted(folder)
+    with pytest.raises(InputError, match=r"audit.json: no audit"):
+        verify_export(folder)
+
+
+# Anything at all in place of what is stated.
+
+
+def paths(content: Any, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Every place in a statement, objects and lists included."""
+    inside = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    return [at, *(place for key, value in inside for place in paths(value, (*at, key)))]
+
+
+# What only the sender knows: another value is another assertion. (Of central training, the model's step is such.)
+ASSERTED = ("software", "not_covered", "publication_date", "stand_in")
+ANYTHING: list[Any] = [None, "x", 7, -1.5, [], {}, True, [[]], {"a": 1}]
+
+
+def replaced_in(text: str, place: tuple[str | int, ...], value: Any) -> str | None:
+    """A statement with another value in one place; None where it has that already."""
+    content = at = json.loads(text)
+    for key in place[:-1]:
+        at = at[key]
+    if find_difference(at[place[-1]], value) is None:
+        return None
+    at[place[-1]] = value
+    return json.dumps(content)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["release", "silo", "central", "audited"])
+def test_whatever_stands_in_a_statement_is_refused_in_one_line(kind: str, exports: Exports, tmp_path: Path) -> None:
+    """Each place has one of `ANYTHING` in turn: what is asserted may pass, and nothing ends in a traceback."""
+    folder = exports.copy(kind, tmp_path)
+    whole = (folder / PRIVACY).read_text()
+    for number, place in enumerate(paths(json.loads(whole))[1:]):
+        if (text := replaced_in(whole, place, ANYTHING[number % len(ANYTHING)])) is None:
+            continue
+        (folder / PRIVACY).write_text(text)
+        may_pass = any(one in ASSERTED for one in place) or (kind == "central" and place[-1] == "step")
+        with suppress(InputError) if may_pass else pytest.raises(InputError):
+            verify_export(folder)

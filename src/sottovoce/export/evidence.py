@@ -60,6 +60,18 @@ def _digest_own(folder: Path) -> dict[str, str] | None:
 def read_audit(path: Path) -> dict[str, Any]:
     """What travels of the audit in the file `path`."""
     content = read_json(path)
-    if content.get("verdict") not in AUDIT_VERDICTS or not {"estimate", "lower_bound", "promised"} <= content.keys():
+    bound, promised = content.get("lower_bound"), content.get("promised")
+    numbers = [
+        bound.get("epsilon") if isinstance(bound, dict) else None,
+        content.get("canaries"),
+        content.get("rounds"),
+    ]
+    known = promised.values() if isinstance(promised, dict) else [""]
+    is_audit = content.get("verdict") in AUDIT_VERDICTS and all(map(_is_number, numbers))
+    if not is_audit or not all(one is None or _is_number(one) for one in known):
         raise InputError(f"{path}: no audit: expected a file that `sottovoce audit` has written")
     return {name: content.get(name) for name in (*_OF_AUDIT, *_BOUNDS)}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -12,6 +12,7 @@ The first contradiction is refused in one line that names it. What nobody can co
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,9 @@ def verify_export(folder: Path, *, expected_key: str | None = None) -> VerifiedE
         asserted=_read_asserted(folder, stated),
         audit=audit,
     )
-    guarantee = guarantee_in(evidence)
-    expected = describe_privacy(evidence)
+    with _readable(folder / LEDGER):
+        guarantee = guarantee_in(evidence)
+        expected = describe_privacy(evidence)
     claims = tuple(_check_claims(folder, guarantee, own, expected["sottovoce"]))
     if (difference := find_difference(stated, expected)) is not None:
         name, said, found = difference
@@ -89,7 +91,8 @@ def _own_section(folder: Path, stated: Section) -> Section:
     files, model = own.get("files"), own.get("model")
     if not isinstance(files, dict) or not all(isinstance(one, str) for one in files.values()):
         raise InputError(f"{folder / PRIVACY} is damaged: it lists no files")
-    if not isinstance(model, dict):
+    step = model.get("step") if isinstance(model, dict) else ""
+    if step is not None and (not isinstance(step, int) or isinstance(step, bool)):
         raise InputError(f"{folder / PRIVACY} is damaged: it does not say which model it is about")
     return own
 
@@ -109,6 +112,7 @@ def _check_ledger(folder: Path, own: Section) -> tuple[LedgerReport | None, str 
     report = verify(path)
     if report.torn_bytes:
         raise InputError(f"{path}: its last line is not whole")
+    known = known if isinstance(known, dict) else {}
     length, head = known.get("length"), known.get("head")
     if length != report.mark.length:
         raise InputError(
@@ -116,8 +120,20 @@ def _check_ledger(folder: Path, own: Section) -> tuple[LedgerReport | None, str 
         )
     if head != report.mark.head:
         raise InputError(f"{path} is not the ledger that {PRIVACY} knows: it was written anew, or is another run's")
-    _check_header(path, report.header)
+    with _readable(path):
+        _check_header(path, report.header)
     return report, check_ledger_signature(report, path).signer
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Refuses a ledger whose chain is whole and whose header no run can have written."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as problem:
+        raise InputError(f"{path} line 1: no header that a run has written ({problem!r})") from None
 
 
 def _check_header(path: Path, header: Mapping[str, Any]) -> None:
@@ -146,13 +162,13 @@ def _check_recipe(folder: Path, ledger: LedgerReport | None) -> Mapping[str, Any
         raise InputError(f"{path} cannot be read ({problem})") from None
     recipe = recipe if isinstance(recipe, dict) else {}
     if ledger is not None:
-        _compare_recipe(path, recipe, ledger.header["plan"])
+        _compare_recipe(path, recipe, _part_of(ledger.header, "plan"))
     return recipe
 
 
 def _compare_recipe(path: Path, recipe: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
     """What a recipe says of privacy is what the ledger's plan says."""
-    wanted = (recipe.get("federation") or {}).get("privacy") or {}
+    wanted = _part_of(_part_of(recipe, "federation"), "privacy")
     for name in _IN_RECIPE_AND_PLAN:
         said, planned = wanted.get(name), plan.get(name)
         if (
@@ -204,8 +220,10 @@ def _check_claims(folder: Path, guarantee: Guarantee | None, own: Section, expec
     if guarantee is None or isinstance(guarantee.release, NoGuarantee):
         return
     points = [(f"profile at δ = {one['delta']:g}", one["delta"], one["epsilon"]) for one in expected["profile"]]
-    stated = [one.get("epsilon") if isinstance(one, dict) else None for one in own.get("profile") or ()]
-    said = own.get("epsilon") if isinstance(own.get("epsilon"), dict) else {}
+    profile = own.get("profile")
+    listed = profile if isinstance(profile, list) else []
+    stated = [one.get("epsilon") if isinstance(one, dict) else None for one in listed]
+    said = _part_of(own, "epsilon")
     parts = [(f"epsilon.{name}", guarantee.delta, expected["epsilon"][name]) for name in ("headline", "pld", "rdp")]
     deltas = [delta for _, delta, _ in (*parts, *points)]
     found = recompute_epsilons(guarantee.event, deltas)
@@ -216,8 +234,14 @@ def _check_claims(folder: Path, guarantee: Guarantee | None, own: Section, expec
     inside = expected["epsilon"]["inside"]
     if inside is not None and guarantee.event_inside is not None:
         (one,) = recompute_epsilons(guarantee.event_inside, [guarantee.delta])
-        claim = (said.get("inside") or {}).get("headline")
+        claim = _part_of(said, "inside").get("headline")
         yield _check_claim(folder, "epsilon.inside", claim, inside["headline"], one)
+
+
+def _part_of(content: Mapping[str, Any], name: str) -> Section:
+    """An object inside another; empty where it is none."""
+    part = content.get(name)
+    return part if isinstance(part, dict) else {}
 
 
 def _check_claim(folder: Path, name: str, claim: Any, ours: float, found: RecomputedEpsilon) -> CheckedClaim:
