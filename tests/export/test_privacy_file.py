@@ -13,8 +13,9 @@ from tests.export.conftest import AUDIT, Ended, Exports, write_export
 from tests.tampering import read
 
 from sottovoce.base.errors import InputError
+from sottovoce.base.signatures import load_signing_key
 from sottovoce.export.folder import PRIVACY
-from sottovoce.export.guarantee import ExportOptions
+from sottovoce.export.guarantee import ExportOptions, read_export_source, write_guarantee
 from sottovoce.export.verify import verify_export
 from sottovoce.report.records import read_run
 from sottovoce.report.statement import statement_text
@@ -147,6 +148,30 @@ def test_a_run_whose_folder_was_changed_is_not_exported(exports: Exports, tmp_pa
     (run / "ledger.jsonl").unlink()
     with pytest.raises(InputError, match=r"ledger.jsonl"):
         write_export(run, tmp_path / "model")
+
+
+def test_a_converted_model_is_covered_by_digests_and_said_to_be_in_no_ledger(
+    exports: Exports, sottovoce: Callable[..., Ended], tmp_path: Path
+) -> None:
+    """Whatever a target has written, in folders too, and with a config.json that is not ours."""
+    folder = tmp_path / "converted"
+    (folder / "onnx").mkdir(parents=True)
+    (folder / "onnx" / "model.onnx").write_bytes(b"a graph")
+    (folder / "config.json").write_text('{"model_type": "wav2vec2"}')
+    source = read_export_source(exports.run("release"))
+    assert source is not None
+    write_guarantee(source, folder, ExportOptions(key=load_signing_key(exports.place / "key")))
+    done = sottovoce("verify", folder, "--key", exports.key, "--json")
+    assert done.code == 0
+    said = json.loads(done.out)
+    assert said["proved"]
+    assert not said["model"]["in_ledger"]
+    assert "made from the run's after step" in said["lines"]["Only asserted"]
+    assert "the model after step" not in said["lines"]["Proved"]
+    (folder / "onnx" / "model.onnx").write_bytes(b"another graph")
+    done = sottovoce("verify", folder)
+    assert done.code == 2
+    assert "onnx/model.onnx is not the file" in done.err
 
 
 # Audits.
