@@ -53,9 +53,10 @@ bench: $(STAMP)  ## side-by-side measurements (minutes)
 results: $(STAMP)  ## write docs/RESULTS*.md, figures and results/*.md from the runs kept in results/*.zip
 	$(BIN)/python benchmarks/results.py write
 
-docs: $(STAMP)  ## write docs/api.md from docstrings, and the tables of differences in the papers' READMEs
+docs: $(STAMP)  ## write docs/api.md from docstrings, tables of differences in the papers' READMEs, an example of privacy.json
 	$(BIN)/python docs/write_api.py
 	$(BIN)/python docs/write_differences.py
+	$(BIN)/python docs/write_privacy_example.py
 
 lock: $(STAMP)  ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt

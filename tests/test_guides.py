@@ -199,6 +199,29 @@ def test_whoever_signs_gets_from_a_release_to_a_statement(folder: Path) -> None:
         assert "are the stand-in" in said
 
 
+@pytest.mark.parametrize("folder", [DOCS / "guides" / "verifying-a-model.md"], indirect=True)
+def test_a_model_is_handed_over_and_verified(folder: Path) -> None:
+    """The page's release as `--smoke` makes it, and the page's other commands on what comes of it."""
+    own = commands(DOCS / "guides" / "verifying-a-model.md")
+    assert [words[0] for words in own] == ["keys", "run", "export", "verify", "verify", "verify"]
+    (release,) = [words for words in own if words[0] == "run"]
+    at = release.index("--out")
+    smoke = [*release[:at], "--out", "runs", "--smoke", *release[at + 2 :]]
+    places = {"runs/release": "runs/demo-per-layer"}
+    said = ""
+    for words in own:
+        words = smoke if words is release else [places.get(word, word) for word in words]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+        said += result.output
+    assert "are the stand-in" in said  # for which nobody may vouch
+    assert "the key that you named" in said
+    (shown,) = [block.content for block in blocks(DOCS / "guides" / "verifying-a-model.md", "")]
+    names = [line.partition(":")[0] for line in shown.splitlines()]
+    assert all(f"{name}: " in said for name in names)
+    assert len(names) == 5
+
+
 @pytest.mark.parametrize("folder", [DOCS / "guides" / "taking-part.md"], indirect=True)
 def test_people_who_take_part_can_do_what_their_page_says(folder: Path) -> None:
     """All of its commands but joining, for which there would have to be a server."""

@@ -201,7 +201,10 @@ def test_export_writes_the_whole_model_or_the_part(
     assert all(torch.equal(exported.parameters[name], tensor) for name, tensor in found.parameters.items())
     assert exported.about == found.about
     run_export(monkeypatch, folder, "--out", tmp_path / "part", "--json")
-    assert {file.name for file in (tmp_path / "part").iterdir()} == {PART, "config.json", "tokens.json"}
+    assert {file.name for file in (tmp_path / "part").iterdir()} == {
+        *(PART, "config.json", "tokens.json"),
+        *("privacy.json", "ledger.jsonl", "recipe.yaml"),
+    }
     with pytest.raises(SystemExit) as ended:
         run_export(monkeypatch, folder, "--out", tmp_path / "part")
     assert ended.value.code == 2

@@ -44,19 +44,27 @@ def write_atomically(path: Path, *, private: bool = False) -> Iterator[IO[bytes]
 
 
 @contextmanager
-def write_folder_atomically(folder: Path) -> Iterator[Path]:
-    """An empty folder that takes the name of `folder`, which must be new, when the block ends without an exception."""
-    if folder.exists():
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A new path beside `folder`: what is made there takes its name, whole, when the block ends without an exception."""
+    if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already: expected the name of a new folder")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
-            written = Path(temporary) / folder.name
-            written.mkdir()
-            yield written
-            written.rename(folder)
+            made = Path(temporary) / folder.name
+            yield made
+            made.rename(folder)
+        sync_folder(folder.parent)
     except OSError as error:
-        raise InputError(f"{folder} cannot be written ({error})") from None
+        raise InputError(f"{folder} cannot be written ({error.strerror or error})") from None
+
+
+@contextmanager
+def write_folder_atomically(folder: Path) -> Iterator[Path]:
+    """An empty folder that takes the name of `folder`, which must be new, when the block ends without an exception."""
+    with new_folder(folder) as made:
+        made.mkdir()
+        yield made
 
 
 def list_folders_holding(folder: Path, file: str) -> str:

@@ -25,7 +25,8 @@ from sottovoce.models.recogniser import Recogniser
 from sottovoce.report.parts import show_count, show_percent
 from sottovoce.report.records import RunRecord, read_run
 from sottovoce.report.verdict import Verdict, judge_run
-from sottovoce.training.run_folder import CHECKPOINTS, CONFIG, MODEL, reset_file_times
+from sottovoce.training.ledger_check import find_run_of_model
+from sottovoce.training.run_folder import MODEL, reset_file_times
 
 EVAL_RESULTS = ".eval_results"
 TASK = "automatic-speech-recognition"
@@ -113,7 +114,7 @@ def export_to_hub(model: Path, recogniser: Recogniser, folder: Path, *, names: H
             f"models of family={recogniser.family.name} are of no class of transformers: expected a pretrained model, "
             "or --to sottovoce"
         )
-    run = find_run(model)
+    run = find_run_of_model(model)
     record = None if run is None else read_run(run.name, run)
     datasets = names.by_store(record)
     is_tested = run is not None and locate_model(model).resolve() == (run / MODEL).resolve()
@@ -135,14 +136,6 @@ def export_to_hub(model: Path, recogniser: Recogniser, folder: Path, *, names: H
         "bytes": size,
         "results": sum(score.dataset is not None for score in scores),
     }
-
-
-def find_run(model: Path) -> Path | None:
-    """The folder of the run that the model in `model` is of; None where it lies by itself."""
-    place = model.resolve()
-    places = [model, *([model.absolute().parent] if model.name == MODEL else [])]
-    places += [place.parent.parent] if place.parent.name == CHECKPOINTS else []
-    return next((run.absolute() for run in places if (run / CONFIG).is_file()), None)
 
 
 def list_scores(run: RunRecord, datasets: Mapping[str, str]) -> list[TestScore]:

@@ -5,6 +5,7 @@ from statistics import median
 
 from sottovoce.base.tables import NOTHING, Row, Table
 from sottovoce.evaluation.tables import format_interval, format_points
+from sottovoce.privacy.stated import format_odds
 from sottovoce.report.curves import privacy_drawings, read_series, speed_drawings
 from sottovoce.report.paper_comparison import noise_tables
 from sottovoce.report.parts import (
@@ -25,7 +26,7 @@ from sottovoce.report.parts import (
 )
 from sottovoce.report.populations import population_drawings
 from sottovoce.report.records import RunRecord
-from sottovoce.report.verdict import CERTAIN, Verdict, format_odds, round_up_percent, summarise_verdicts
+from sottovoce.report.verdict import CERTAIN, Verdict, round_up_percent, summarise_verdicts
 
 FOLDED_VERDICTS = 6  # runs, beyond which nobody reads a verdict on each
 # Columns of the table of verdicts: four of words, then numbers. ε by RDP is shown where none by PLD is known.
