@@ -93,6 +93,10 @@ def _none(_settings: Any) -> None:
     return None
 
 
+def _nothing(_settings: Any) -> dict[str, str]:
+    return {}
+
+
 def _no_tokens(_options: Any, _language: str) -> None:
     return None
 
@@ -195,7 +199,9 @@ class Transfer(Generic[S]):
     `layer_count(settings)` counts layers with tensors of their own: a saved model that says more than its file has
     tensors is refused before any of them is named. `part(settings)` is what of a model is trained where its options say
     so (`models.trainable.Part`); None is for a recipe to say. `write_adapter(low_rank, folder, scale=…, settings=…)`
-    writes low-rank corrections as others read them, beside an exported part.
+    writes low-rank corrections as others read them, beside an exported part. `origin(settings)` describes the base
+    model that models of these settings are made from, outside of this project: its `name`, and what identifies it
+    (revision, digests of files); empty where there is none.
     """
 
     token_tensors: frozenset[str] = frozenset()
@@ -205,6 +211,7 @@ class Transfer(Generic[S]):
     layer_count: Callable[[S], int] = _zero
     part: Callable[[S], Any] = _none
     write_adapter: Callable[..., None] | None = None
+    origin: Callable[[S], Mapping[str, str]] = _nothing
 
 
 @dataclass(frozen=True, kw_only=True)

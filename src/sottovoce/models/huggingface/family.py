@@ -8,6 +8,7 @@ Shapes: U utterances, T frames, F features, V outputs, L tokens, N clients of a 
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -47,16 +48,17 @@ from sottovoce.models.huggingface.inputs import (
 from sottovoce.models.huggingface.layers import find_unstackable
 from sottovoce.models.huggingface.network import (
     MERGED,
+    Network,
     build_network,
     call_network,
     import_transformers,
     load_pretrained,
     name_part,
 )
-from sottovoce.models.huggingface.settings import NAME, PARTS, Options, Settings
+from sottovoce.models.huggingface.settings import NAME, PARTS, Options, Settings, describe_origin
 from sottovoce.models.module import draw_seeds
 from sottovoce.models.stacks import line_places, to_lines
-from sottovoce.models.trainable import Part, parse_part
+from sottovoce.models.trainable import Part, parse_part, split_parameters
 
 # Layers that low-rank corrections are for where a recipe names none: queries and values, by all their names.
 LORA_TARGETS = ("q_proj", "v_proj", "linear_q", "linear_v")
@@ -68,11 +70,34 @@ def is_lora_target(name: str) -> bool:
     return name.endswith(".weight") and name.split(".")[-2] in LORA_TARGETS
 
 
+@cache
 def choose_part(settings: Settings) -> Part:
-    """What `train` means for this model; statistics are never trained."""
+    """What `train` means for this model, by the names of its tensors; statistics are never trained.
+
+    A new head is trained with whatever else is: it was drawn by chance.
+    """
+    head = name_part(settings, "head") if settings.head is not None else []
     if settings.train in PARTS:
-        return Part(settings.train, tuple(name_part(settings, settings.train)), None)
-    return parse_part(settings.train)
+        return Part(settings.train, tuple(dict.fromkeys([*name_part(settings, settings.train), *head])), None)
+    part, network = parse_part(settings.train), build_network(settings)
+    if part.lora is not None:
+        _check_targets(part, network)
+    blank = {name: torch.empty(0) for name in network.trainable}
+    named = split_parameters(
+        replace(part, lora=None), blank, is_lora_target=is_lora_target, generator=torch.Generator()
+    ).initial
+    return replace(part, patterns=tuple(dict.fromkeys([*named, *head])))
+
+
+def _check_targets(part: Part, network: Network) -> None:
+    """Refuse corrections of layers that the model does not have, or that are not linear."""
+    assert part.lora is not None
+    matrices = [name for name, shape in network.shapes.items() if len(shape) == 2 and name.endswith(".weight")]
+    linear = {n for n in matrices if isinstance(network.module.get_submodule(n.rpartition(".")[0]), torch.nn.Linear)}
+    chosen = [name for name in matrices if part.lora.corrects(name, is_lora_target=is_lora_target)]
+    if not chosen or not linear.issuperset(chosen):
+        known = ", ".join(sorted({name.split(".")[-2] for name in linear}))
+        raise InputError(f"model: train={part.text}: expected targets among its linear layers ({known})")
 
 
 def own_tokens(options: Options, language: str) -> Tokens | None:
@@ -299,7 +324,7 @@ def stack_obstacle(settings: Settings) -> str | None:
     part, network = choose_part(settings), build_network(settings)
     if part.lora is not None and settings.kind in MERGED:
         return f"with LoRA, whose corrections {settings.kind} takes in no layer: encoder.layers.0.attention"
-    layer = find_unstackable(network.module, part.patterns if settings.train in PARTS else ())
+    layer = find_unstackable(network.module, part.patterns)
     return None if layer is None else f"because of {layer}"
 
 
@@ -348,7 +373,9 @@ FAMILY: Family[Settings, int] = Family(
     stacking=Stacking(
         stacked=Stacked(join=_join, losses=stacked_losses, bytes=stack_bytes, unfit=stack_obstacle),
     ),
-    transfer=Transfer(is_lora_target=is_lora_target, part=choose_part, write_adapter=write_adapter),
+    transfer=Transfer(
+        is_lora_target=is_lora_target, part=choose_part, write_adapter=write_adapter, origin=describe_origin
+    ),
     training=Training(own_tokens=own_tokens, check=check_can_be_trained),
     inspection=Inspection(encode=encode),
 )

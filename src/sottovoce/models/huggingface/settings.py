@@ -53,11 +53,13 @@ class Options:
     def settings(self, *, tokens: int) -> "Settings":
         folder = self.folder
         remember_folder(folder)
+        if self.head is None and not folder.writes_text:
+            raise InputError(f"model: from={self.source}: an encoder without an output layer; expected head: ctc")
         if self.head is None and tokens != (own := _outputs(folder) + (folder.config["model_type"] not in CTC)):
             tokens = own  # a recipe is checked before its tokens are there
         return Settings(
             tokens=tokens,
-            source=folder.path.name,
+            source=folder.name,
             digests=folder.digests,
             config=as_json(folder.config),
             processor=as_json(folder.processor),
@@ -135,6 +137,13 @@ _folders: dict[tuple[tuple[str, str], ...], PretrainedFolder] = {}
 
 def remember_folder(folder: PretrainedFolder) -> None:
     _folders[folder.digests] = folder
+
+
+def describe_origin(settings: Settings) -> dict[str, str]:
+    """The files that a model was made from: a name, a revision where it has one, and SHA-256 of every file."""
+    folder = _folders.get(settings.digests)
+    revision = {} if folder is None or folder.revision is None else {"revision": folder.revision}
+    return {"name": settings.source, **revision, **{f"sha256 of {name}": own for name, own in settings.digests}}
 
 
 def find_weights(settings: Settings) -> PretrainedFolder:
