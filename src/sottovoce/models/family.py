@@ -139,6 +139,11 @@ class Recognition(Generic[S]):
     width is named, `options` are what else of it may be chosen. A family has at least one of both.
     `stream(parameters, samples, before, settings=…)`, of a causal model, takes the next samples and what it returned
     the last time (None at first), and gives the tokens that follow, each with its frame, and the next state.
+    `has_decoder(settings)`, of a family whose models are not all alike: whether these have a decoder, which is
+    searched, and no CTC; else it is the other way round.
+    Frames are counted from `lead_frames(settings)` before the first sample on. `untimed(settings)` says why the frames
+    of a search are not when its tokens were said; None where they are, or are those that
+    `align(parameters, features, texts, lengths_U=…, settings=…)` gives, for texts of recordings of so many samples.
     """
 
     samples_per_frame: Callable[[S], int]
@@ -147,6 +152,10 @@ class Recognition(Generic[S]):
     beam: SearchOptions = field(default_factory=SearchOptions)
     stream: Callable[..., tuple[list[tuple[int, int]], Any]] | None = None
     options: frozenset[str] = frozenset({"ctc_weight", "temperature", "end_threshold", "longest_shift"})
+    has_decoder: Callable[[S], bool] | None = None
+    lead_frames: Callable[[S], int] = _zero
+    untimed: Callable[[S], str | None] = _none
+    align: Callable[..., list[Hypothesis]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

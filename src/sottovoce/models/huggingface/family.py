@@ -8,8 +8,6 @@ Shapes: U utterances, T frames, F features, V outputs, L tokens, N clients of a 
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -24,7 +22,7 @@ from sottovoce.data.text.pretrained_tokens import read_pretrained_tokens
 from sottovoce.data.text.tokens import Tokens
 from sottovoce.models import ctc
 from sottovoce.models.attention_search import SearchOptions
-from sottovoce.models.decoding import Hypothesis, decode_greedily
+from sottovoce.models.decoding import Hypothesis
 from sottovoce.models.family import (
     Family,
     FrontEnd,
@@ -37,6 +35,13 @@ from sottovoce.models.family import (
     Transfer,
 )
 from sottovoce.models.huggingface.adapters import write_adapter
+from sottovoce.models.huggingface.decoding import (
+    blank_first,
+    decoder_prompt,
+    end_of_text,
+    longest_text,
+    padding_token,
+)
 from sottovoce.models.huggingface.gates import check_can_be_trained
 from sottovoce.models.huggingface.inputs import (
     extract_features,
@@ -48,56 +53,20 @@ from sottovoce.models.huggingface.inputs import (
 from sottovoce.models.huggingface.layers import find_unstackable
 from sottovoce.models.huggingface.network import (
     MERGED,
-    Network,
     build_network,
     call_network,
     import_transformers,
     load_pretrained,
-    name_part,
+    quiet,
 )
-from sottovoce.models.huggingface.settings import NAME, PARTS, Options, Settings, describe_origin
+from sottovoce.models.huggingface.parts import choose_part, is_lora_target
+from sottovoce.models.huggingface.settings import NAME, Options, Settings, describe_origin
+from sottovoce.models.huggingface.word_times import align_texts, explain_untimed, lead_frames
 from sottovoce.models.module import draw_seeds
 from sottovoce.models.stacks import line_places, to_lines
-from sottovoce.models.trainable import Part, parse_part, split_parameters
 
-# Layers that low-rank corrections are for where a recipe names none: queries and values, by all their names.
-LORA_TARGETS = ("q_proj", "v_proj", "linear_q", "linear_v")
 IGNORED = -100
 TOKENS_A_SECOND, FEWEST_TOKENS = 6.5, 10  # more is a decoder that repeats itself
-
-
-def is_lora_target(name: str) -> bool:
-    return name.endswith(".weight") and name.split(".")[-2] in LORA_TARGETS
-
-
-@cache
-def choose_part(settings: Settings) -> Part:
-    """What `train` means for this model, by the names of its tensors; statistics are never trained.
-
-    A new head is trained with whatever else is: it was drawn by chance.
-    """
-    head = name_part(settings, "head") if settings.head is not None else []
-    if settings.train in PARTS:
-        return Part(settings.train, tuple(dict.fromkeys([*name_part(settings, settings.train), *head])), None)
-    part, network = parse_part(settings.train), build_network(settings)
-    if part.lora is not None:
-        _check_targets(part, network)
-    blank = {name: torch.empty(0) for name in network.trainable}
-    named = split_parameters(
-        replace(part, lora=None), blank, is_lora_target=is_lora_target, generator=torch.Generator()
-    ).initial
-    return replace(part, patterns=tuple(dict.fromkeys([*named, *head])))
-
-
-def _check_targets(part: Part, network: Network) -> None:
-    """Refuse corrections of layers that the model does not have, or that are not linear."""
-    assert part.lora is not None
-    matrices = [name for name, shape in network.shapes.items() if len(shape) == 2 and name.endswith(".weight")]
-    linear = {n for n in matrices if isinstance(network.module.get_submodule(n.rpartition(".")[0]), torch.nn.Linear)}
-    chosen = [name for name in matrices if part.lora.corrects(name, is_lora_target=is_lora_target)]
-    if not chosen or not linear.issuperset(chosen):
-        known = ", ".join(sorted({name.split(".")[-2] for name in linear}))
-        raise InputError(f"model: train={part.text}: expected targets among its linear layers ({known})")
 
 
 def own_tokens(options: Options, language: str) -> Tokens | None:
@@ -123,7 +92,7 @@ def unusable(settings: Settings, samples: int, tokens: Sequence[int]) -> str | N
         return "too short for one frame"
     if settings.is_ctc:
         return ctc.text_obstacle(tokens, frames=frames)
-    return "longer than the decoder's limit" if len(tokens) > _longest_text(settings) else None
+    return "longer than the decoder's limit" if len(tokens) > longest_text(settings) else None
 
 
 # The network in training.
@@ -146,17 +115,7 @@ def emit(
     if not settings.is_ctc:
         raise InputError(f"models of model_type={settings.kind} cannot be decoded by CTC: they have a decoder")
     logits_UTV, out_U = _logits(parameters, features.features_UTF, features.frames_U, settings, training=training)
-    return ctc.log_softmax(_blank_first(logits_UTV, settings)), out_U
-
-
-def _blank_first(logits_UTV: Tensor, settings: Settings) -> Tensor:
-    if (blank := _blank(settings)) == 0:
-        return logits_UTV
-    return torch.cat([logits_UTV[..., blank : blank + 1], logits_UTV[..., :blank], logits_UTV[..., blank + 1 :]], -1)
-
-
-def _blank(settings: Settings) -> int:
-    return 0 if settings.head == "ctc" else int(settings.of_model.get("pad_token_id") or 0)
+    return ctc.log_softmax(blank_first(logits_UTV, settings)), out_U
 
 
 def loss(parameters: Parameters, features: Features, *, settings: Settings, draws: int | None) -> Tensor:
@@ -181,7 +140,7 @@ def _token_losses(
     inside_UL = torch.arange(labels_UL.shape[1], device=device) < counts_U[:, None]
     prompt = decoder_prompt(settings)
     before_UL = torch.tensor(prompt, device=device).expand(len(labels_UL), -1)
-    inputs_UL = torch.cat([before_UL, labels_UL.where(inside_UL, _padding(settings))[:, :-1]], dim=1)
+    inputs_UL = torch.cat([before_UL, labels_UL.where(inside_UL, padding_token(settings))[:, :-1]], dim=1)
     decoder = {"decoder_input_ids": inputs_UL, "use_cache": False, "training": training}
     logits_ULV, _ = _logits(parameters, features.features_UTF, features.frames_U, settings, **decoder)
     text_ULV = logits_ULV[:, len(prompt) - 1 :].to(torch.promote_types(logits_ULV.dtype, torch.float32))
@@ -192,38 +151,6 @@ def _token_losses(
     return losses_UL.view(targets_UL.shape), counts_U
 
 
-@cache
-def decoder_prompt(settings: Settings) -> tuple[int, ...]:
-    """What a decoder begins with: its start, and for Whisper language, task and that no times are written."""
-    config, generation = settings.of_model, settings.of_generation
-    start = [int(generation.get("decoder_start_token_id", config.get("decoder_start_token_id", 1)))]
-    if settings.kind != "whisper":
-        return tuple(start)
-    if languages := generation.get("lang_to_id"):
-        code = f"<|{settings.language or 'en'}|>"
-        start += [int(languages[code])] if code in languages else []
-        start += [int(generation["task_to_id"]["transcribe"])]
-    if (without_times := generation.get("no_timestamps_token_id")) is not None:
-        start.append(int(without_times))
-    return tuple(start)
-
-
-def _padding(settings: Settings) -> int:
-    return int(settings.of_model.get("pad_token_id") or 0)
-
-
-def _end(settings: Settings) -> int:
-    end = settings.of_generation.get("eos_token_id", settings.of_model.get("eos_token_id"))
-    return int(end[0] if isinstance(end, list) else end or 0)
-
-
-def _longest_text(settings: Settings) -> int:
-    """How many tokens the decoder can write."""
-    config, generation = settings.of_model, settings.of_generation
-    positions = int(config.get("max_target_positions") or config.get("max_position_embeddings") or 194)
-    return min(int(generation.get("max_length") or positions), positions) - len(decoder_prompt(settings))
-
-
 # Recognition.
 
 
@@ -231,34 +158,25 @@ def _longest_text(settings: Settings) -> int:
 def search(
     parameters: Parameters, features: Features, *, settings: Settings, how: SearchOptions
 ) -> list[list[Hypothesis]]:
-    """By CTC greedily, or by the model's own `generate`, with its own limits: at most what can be said in the time."""
-    if settings.is_ctc:
-        if how.width > 1:
-            raise InputError(f"beam_width={how.width}: this model is read by CTC; expected --ctc beside it")
-        return [[best] for best in decode_greedily(*emit(parameters, features, settings=settings))]
+    """By the model's own `generate`, with its own limits: at most what can be said in the time."""
     dtype = next(iter(parameters.values())).dtype
     inputs, norm_frames_U, out_U = network_inputs(features.features_UTF.to(dtype), features.frames_U, settings)
     samples_U = out_U * samples_per_frame(settings)
-    most_U = (samples_U / SAMPLE_RATE * TOKENS_A_SECOND).ceil().long().clamp(FEWEST_TOKENS, _longest_text(settings))
+    most_U = (samples_U / SAMPLE_RATE * TOKENS_A_SECOND).ceil().long().clamp(FEWEST_TOKENS, longest_text(settings))
     prompt, rows = decoder_prompt(settings), len(features)
     device = features.features_UTF.device
-    found_UL = call_network(
-        parameters,
-        settings,
-        {
-            **inputs,
-            "decoder_input_ids": torch.tensor(prompt, device=device).expand(rows, -1),
-            "generation_config": _generation(settings, width=how.width, most=int(most_U.max())),
-        },
-        norm_frames_B=norm_frames_U,
-        method="generate",
-    )
-    end, texts = _end(settings), []
+    decoder = {
+        "decoder_input_ids": torch.tensor(prompt, device=device).expand(rows, -1),
+        "generation_config": _generation(settings, width=how.width, most=int(most_U.max())),
+    }
+    with quiet(import_transformers()):
+        found_UL = call_network(parameters, settings, inputs | decoder, norm_frames_B=norm_frames_U, method="generate")
+    end, texts = end_of_text(settings), []
     for line, most, frames in zip(found_UL.tolist(), most_U.tolist(), out_U.tolist(), strict=True):
         line = line[len(prompt) :] if line[: len(prompt)] == list(prompt) else line
         ended = end in line[: most + 1]
         tokens = line[: line.index(end)] if ended else line[:most]
-        # Nothing is known of when a token was said: they are spread evenly, for joining windows.
+        # Until `align_texts` says when a token was said: spread evenly, for joining windows.
         places = [int(frames * (place + 0.5) / max(len(tokens), 1)) for place in range(len(tokens))]
         texts.append([Hypothesis([token + 1 for token in tokens], places, 0.0, ended)])
     return texts
@@ -268,8 +186,8 @@ def _generation(settings: Settings, *, width: int, most: int) -> Any:
     """The best text by a beam of so many hypotheses, in `most` tokens."""
     return import_transformers().GenerationConfig(
         decoder_start_token_id=decoder_prompt(settings)[0],
-        eos_token_id=_end(settings),
-        pad_token_id=_padding(settings),
+        eos_token_id=end_of_text(settings),
+        pad_token_id=padding_token(settings),
         max_new_tokens=most,
         max_length=None,
         num_beams=width,
@@ -369,7 +287,15 @@ FAMILY: Family[Settings, int] = Family(
     draw=draw_seeds,
     loss=loss,
     front_end=FrontEnd(extract_features=extract_features, mask=mask_features),
-    recognition=Recognition(emit=emit, search=search, samples_per_frame=samples_per_frame),
+    recognition=Recognition(
+        emit=emit,
+        search=search,
+        samples_per_frame=samples_per_frame,
+        has_decoder=lambda settings: not settings.is_ctc,
+        lead_frames=lead_frames,
+        untimed=explain_untimed,
+        align=align_texts,
+    ),
     stacking=Stacking(
         stacked=Stacked(join=_join, losses=stacked_losses, bytes=stack_bytes, unfit=stack_obstacle),
     ),

@@ -32,7 +32,7 @@ TOKENIZER = (
     *("added_tokens.json", "normalizer.json", "tokenizer.model", "spiece.model"),
 )
 # What a hub is asked for: no pickles, no code, nothing in folders below.
-HUB_FILES = (CONFIG, WEIGHTS, INDEX, "model-?????-of-?????.safetensors", *PROCESSORS, GENERATION, *TOKENIZER)
+PATTERNS = (CONFIG, WEIGHTS, INDEX, "model-?????-of-?????.safetensors", *PROCESSORS, GENERATION, *TOKENIZER)
 
 # Kinds of models by `model_type`, and the class that is trained.
 CTC = {
@@ -81,17 +81,25 @@ class PretrainedFolder:
         return [self.path / name for name, _ in self.digests if name.endswith(".safetensors")]
 
 
-def open_folder(name: str, *, revision: str | None = None) -> PretrainedFolder:
-    """Read all but the weights of `name`: a path, a name in $SOTTOVOCE_MODELS, or a name on the hub.
-
-    Refuses a folder that cannot be used.
-    """
-    if (path := _find_here(name)) is None:
-        path = _fetch(name, revision)
-        return _read_folder(path, _present(path), name=name, revision=path.name)
-    if revision is not None:
-        raise InputError(f"model: revision={revision}: {path} is a folder, which has no revisions; expected none")
-    return _read_folder(path, _present(path), name=path.resolve().name, revision=None)
+def find_folder(name: str, *, revision: str | None = None) -> Path:
+    """The folder called `name`: a path, a name in $SOTTOVOCE_MODELS, or a name on the hub, where there is network."""
+    found = _find_here(name)
+    if found is not None:
+        if revision is not None:
+            raise InputError(f"model: revision={revision}: {found} is a folder, which has no revisions; expected none")
+        return found
+    where = f"no folder {' or '.join(map(str, _places(name)))} with a {CONFIG}"
+    if not os.environ.get(MODELS):
+        where += f", and ${MODELS} is not set"
+    if Path(name).is_absolute() or name.count("/") != 1:
+        raise InputError(f"model: from={name}: {where}")
+    try:
+        return _download(name, revision)
+    except InputError:
+        raise
+    except Exception as error:  # of many kinds, by network and library
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].removeprefix("Got: ")[:200]
+        raise InputError(f"model: from={name}: {where}, and the hub did not give it ({first})") from None
 
 
 def _places(name: str) -> list[Path]:
@@ -104,31 +112,26 @@ def _find_here(name: str) -> Path | None:
 
 
 @cache  # a name is one commit for a whole process, and is asked for once
-def _fetch(name: str, revision: str | None) -> Path:
-    """The folder of a commit, in the hub's own cache; it is called by the commit."""
-    where = f"no folder {' or '.join(map(str, _places(name)))} with a {CONFIG}"
-    if not os.environ.get(MODELS):
-        where += f", and ${MODELS} is not set"
-    if Path(name).is_absolute() or name.count("/") != 1:
-        raise InputError(f"model: from={name}: {where}")
+def _download(name: str, revision: str | None) -> Path:
+    """The folder of a commit in the hub's own cache, which is called by the commit."""
     hub = import_extra("huggingface_hub", extra="hf", called=f"model: from={name}")
-    try:
-        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES)))
-    except Exception as error:  # of many kinds, by network and library
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].removeprefix("Got: ")[:200]
-        raise InputError(f"model: from={name}: {where}, and the hub did not give it ({first})") from None
+    return Path(hub.snapshot_download(name, revision=revision, allow_patterns=list(PATTERNS)))
 
 
-def _present(path: Path) -> tuple[tuple[str, tuple[int, int]], ...]:
-    """Names, sizes and times of its files: a folder that was changed is read anew."""
+def open_folder(name: str, *, revision: str | None = None) -> PretrainedFolder:
+    """Read all but the weights; refuses a folder that cannot be used."""
+    path = find_folder(name, revision=revision)
     present = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in path.iterdir() if file.is_file()}
-    return tuple(sorted(present.items()))
+    is_here = _find_here(name) is not None
+    called, commit = (path.resolve().name, None) if is_here else (name, path.name)
+    return _read_folder(path, tuple(sorted(present.items())), name=called, revision=commit)
 
 
 @cache
 def _read_folder(
     path: Path, present: tuple[tuple[str, tuple[int, int]], ...], *, name: str, revision: str | None
 ) -> PretrainedFolder:
+    """`present` are names, sizes and times of its files: a folder that was changed is read anew."""
     config = _read(path / CONFIG)
     kind = config.get("model_type")
     if "auto_map" in config:

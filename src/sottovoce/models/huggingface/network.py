@@ -89,7 +89,7 @@ def load_pretrained(settings: Settings, *, generator: torch.Generator) -> dict[s
     """Parameters and kept statistics with the values of the model's files; only a new head is drawn."""
     folder, transformers = find_weights(settings), import_transformers()
     config, seed = _configure(settings), int(torch.randint(2**62, (1,), generator=generator))
-    with seeded_kernels(seed, device=CPU), _quiet(transformers):
+    with seeded_kernels(seed, device=CPU), quiet(transformers):
         loaded, info = getattr(transformers, CLASSES[settings.kind]).from_pretrained(
             folder.path,
             config=config,
@@ -119,7 +119,7 @@ def _draw_head(tensors: Parameters, *, generator: torch.Generator) -> dict[str, 
     return drawn
 
 
-class _quiet:
+class quiet:
     """Their notes on what was loaded are ours to make."""
 
     def __init__(self, transformers: Any) -> None:
@@ -158,7 +158,7 @@ class Network:
 @cache
 def build_network(settings: Settings, corrected: frozenset[str] = frozenset(), *, training: bool = False) -> Network:
     """The network of `settings`, with low-rank corrections of the layers `corrected`."""
-    with seeded_kernels(0, device=CPU), _quiet(import_transformers()):
+    with seeded_kernels(0, device=CPU), quiet(import_transformers()):
         module = _make(settings)
     tensors = _named_tensors(module)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
