@@ -150,4 +150,4 @@ def test_pieces_that_are_bytes_are_written_as_letters() -> None:
     assert len(ids) == 9
     spans = [TokenSpan(token, place, place + 1) for place, token in enumerate(ids)]
     words = join_words(spans, tokens.pieces(), spell=tokens.spell)
-    assert [(word.text, word.start, word.end) for word in words] == [("un", 0, 2), ("Café,", 2, 9)]
+    assert [(word.text, word.start, word.end) for word in words] == [("un", 0, 2), ("Café,", 3, 9)]

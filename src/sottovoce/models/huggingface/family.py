@@ -154,6 +154,10 @@ def _token_losses(
 # Recognition.
 
 
+def has_decoder(settings: Settings) -> bool:
+    return not settings.is_ctc
+
+
 @torch.no_grad()
 def search(
     parameters: Parameters, features: Features, *, settings: Settings, how: SearchOptions
@@ -291,7 +295,7 @@ FAMILY: Family[Settings, int] = Family(
         emit=emit,
         search=search,
         samples_per_frame=samples_per_frame,
-        has_decoder=lambda settings: not settings.is_ctc,
+        has_decoder=has_decoder,
         lead_frames=lead_frames,
         untimed=explain_untimed,
         align=align_texts,
