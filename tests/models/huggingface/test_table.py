@@ -29,8 +29,8 @@ DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")),
 ]
-# Of the largest gradient. Measured on a CPU, over all of KINDS and PARTS: at most 1.8e-5 (Wav2Vec2-BERT, LoRA). A GPU adds
-# in another order, so ten times that is allowed.
+# Of the largest gradient. Measured on a CPU, over all of KINDS and PARTS: at most 1.8e-5 (Wav2Vec2-BERT, LoRA). A GPU
+# adds in another order, so ten times that is allowed.
 CLOSE = 2e-4
 NOT_TESTED = "not tested yet"
 OF_THE_MACHINE = {"CPU", "GPU", "network"}  # not what a class alone decides: tested below, and in tests/network

@@ -59,7 +59,9 @@ from sottovoce.models.huggingface.network import (
     load_pretrained,
     quiet,
 )
-from sottovoce.models.huggingface.parts import choose_part, is_lora_target
+from sottovoce.models.huggingface.parts import LORA_TARGETS as LORA_TARGETS
+from sottovoce.models.huggingface.parts import choose_part as choose_part
+from sottovoce.models.huggingface.parts import is_lora_target as is_lora_target
 from sottovoce.models.huggingface.settings import NAME, Options, Settings, describe_origin
 from sottovoce.models.huggingface.word_times import align_texts, explain_untimed, lead_frames
 from sottovoce.models.module import draw_seeds

@@ -187,7 +187,7 @@ def _mel_power(samples_UN: Tensor, settings: MelSettings, *, frames: int, pad_mo
     frames_UTK = pad(samples_UN, (half, half), mode=pad_mode).unfold(1, settings.fft_samples, settings.hop_samples)
     frames_UTK = frames_UTK[:, :frames]
     if samples_UN.is_cuda:
-        parts_UTB2 = (frames_UTK.double() @ waves_K2B).unflatten(2, (half + 1, 2))
+        parts_UTB2 = (frames_UTK.double() @ waves_K2B).view(*frames_UTK.shape[:2], half + 1, 2)
         return (filters_FB.double() @ parts_UTB2.square().sum(3).mT).mT.float()
     spectrum_UTB = torch.fft.rfft(frames_UTK * window_K)
     # They take the root and square it again. Time lies innermost, so that sums over it are rounded as theirs are too.
