@@ -232,7 +232,7 @@ def _forget_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        torch.cuda.init()
+        torch.zeros(1, device=device)  # or there are no statistics yet
         torch.cuda.reset_peak_memory_stats(device)
 
 

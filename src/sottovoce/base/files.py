@@ -45,7 +45,7 @@ def write_atomically(path: Path, *, private: bool = False) -> Iterator[IO[bytes]
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A new path beside `folder`: what is made there takes its name, whole, when the block ends without an exception."""
+    """A new path beside `folder`: what is made there takes its name, whole, when the block ends without an error."""
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} is there already: expected the name of a new folder")
     try:

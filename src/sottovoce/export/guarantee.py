@@ -59,9 +59,9 @@ class ExportOptions:
 
 
 def read_export_source(model: Path) -> ExportSource | None:
-    """The run of the model in `model`, its folder compared with its ledger; None for a model alone."""
+    """The run of the model in `model`, its folder compared with its ledger; None for a model alone, or an export."""
     run = find_run_of_model(model)
-    if run is None:
+    if run is None or (run / PRIVACY).exists():
         return None
     try:
         recipe = parse_yaml(read_file(run / CONFIG).decode("utf-8"))

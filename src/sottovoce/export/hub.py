@@ -26,7 +26,7 @@ from sottovoce.report.parts import show_count, show_percent
 from sottovoce.report.records import RunRecord, read_run
 from sottovoce.report.verdict import Verdict, judge_run
 from sottovoce.training.ledger_check import find_run_of_model
-from sottovoce.training.run_folder import MODEL, reset_file_times
+from sottovoce.training.run_folder import CONFIG, MODEL, reset_file_times
 
 EVAL_RESULTS = ".eval_results"
 TASK = "automatic-speech-recognition"
@@ -115,6 +115,8 @@ def export_to_hub(model: Path, recogniser: Recogniser, folder: Path, *, names: H
             "or --to sottovoce"
         )
     run = find_run_of_model(model)
+    if run is not None and not (run / CONFIG).is_file():  # an export, which has a ledger but is no run
+        run = None
     record = None if run is None else read_run(run.name, run)
     datasets = names.by_store(record)
     is_tested = run is not None and locate_model(model).resolve() == (run / MODEL).resolve()

@@ -94,6 +94,10 @@ def _none(*_given: Any) -> None:
     return None
 
 
+def _nothing(_settings: Any) -> dict[str, str]:
+    return {}
+
+
 def _no_names(*_settings: Any) -> frozenset[str]:
     return frozenset()
 
@@ -132,6 +136,11 @@ class Recognition(Generic[S]):
     width is named, `options` are what else of it may be chosen. A family has at least one of both.
     `stream(parameters, samples, before, settings=…)`, of a causal model, takes the next samples and what it returned
     the last time (None at first), and gives the tokens that follow, each with its frame, and the next state.
+    `has_decoder(settings)`, of a family whose models are not all alike: whether these have a decoder, which is
+    searched, and no CTC; else it is the other way round.
+    Frames are counted from `lead_frames(settings)` before the first sample on. `untimed(settings)` says why the frames
+    of a search are not when its tokens were said; None where they are, or are those that
+    `align(parameters, features, texts, lengths_U=…, settings=…)` gives, for texts of recordings of so many samples.
     """
 
     samples_per_frame: Callable[[S], int]
@@ -140,6 +149,10 @@ class Recognition(Generic[S]):
     beam: SearchOptions = field(default_factory=SearchOptions)
     stream: Callable[..., tuple[list[tuple[int, int]], Any]] | None = None
     options: frozenset[str] = frozenset({"ctc_weight", "temperature", "end_threshold", "longest_shift"})
+    has_decoder: Callable[[S], bool] | None = None
+    lead_frames: Callable[[S], int] = _zero
+    untimed: Callable[[S], str | None] = _none
+    align: Callable[..., list[Hypothesis]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +207,8 @@ class Transfer(Generic[S]):
     so (`models.trainable.Part`); None is for a recipe to say. `write_adapter(low_rank, folder, scale=…, settings=…)`
     writes low-rank corrections as others read them, beside an exported part. `write_pretrained(recogniser, folder,
     base=…)` writes a model as another library's `from_pretrained` reads it (`models.hub.HubModel` says what it wrote).
+    `origin(settings)` describes the base model that they are made from, outside of this project: its `name`, and what
+    identifies it (revision, digests of files); empty where there is none.
     """
 
     token_tensors: frozenset[str] = frozenset()
@@ -204,6 +219,7 @@ class Transfer(Generic[S]):
     part: Callable[[S], Any] = _none
     write_adapter: Callable[..., None] | None = None
     write_pretrained: Callable[..., Any] | None = None
+    origin: Callable[[S], Mapping[str, str]] = _nothing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ RUN_FACTS: dict[str, Callable[[RunRecord], str]] = {
     "seed": lambda run: show_text(run.config.get("seed")),
     "data": lambda run: show_text((run.config.get("data") or {}).get("store")),
     "model": lambda run: show_text((run.config.get("model") or {}).get("size")),
+    "base model": lambda run: "; ".join(f"{name} {own}" for name, own in run.base_model.items()) or NOTHING,
     "rounds or steps": lambda run: _steps(run),
     "converged": lambda run: has_converged(run) if run.results else NOTHING,
     "cohort": lambda run: show_count(run.federation.get("cohort_size")),

@@ -39,7 +39,9 @@ def statement_text(run: RunRecord, verdict: Verdict) -> str:
     """The whole of it."""
     signer = None if run.ledger is None else run.ledger.signature.signer
     facts = [(name, escape_cell(value)) for name, value in _facts(run, verdict)]
-    return fill_template("statement.md", run=run, verdict=verdict, signer=signer, facts=facts, version=__version__)
+    base_name = escape_cell(run.base_model.get("name", "without a name"))
+    given = {"verdict": verdict, "signer": signer, "facts": facts, "base_name": base_name, "version": __version__}
+    return fill_template("statement.md", run=run, **given)
 
 
 def escape_cell(value: str) -> str:
@@ -56,6 +58,8 @@ def _facts(run: RunRecord, verdict: Verdict) -> Iterator[tuple[str, str]]:
     commit = f", commit {found}" if (found := short_commit(run)) else ""
     yield "made with", f"Sottovoce {run.environment.get('sottovoce', 'of an unknown release')}{commit}"
     yield "tokens", _tokens(run)
+    if base := run.base_model:
+        yield "base model", "; ".join(f"{name} {value}" for name, value in base.items())
     guarantee = run.guarantee
     if guarantee is None:
         yield "mechanism", "none: training without differential privacy"

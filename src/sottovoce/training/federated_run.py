@@ -35,7 +35,7 @@ from sottovoce.training.remote_clients import DEPARTURES, RemoteClients
 from sottovoce.training.run_context import Outcome, RunContext, RunTarget, read_finished, write_results
 from sottovoce.training.run_data import compare_with_paper, describe_clients_without_holdout
 from sottovoce.training.run_folder import LEDGER, NO_EPSILON, POPULATION, RESULTS, RunFolder
-from sottovoce.training.start_model import count_communication, describe_part
+from sottovoce.training.start_model import count_communication, describe_base_model, describe_part
 from sottovoce.training.testing import RankGroup, describe_decoding, score_models
 from sottovoce.training.tokens import describe_tokens
 
@@ -99,6 +99,7 @@ def run_federated(
 def _inputs(federation: Federation, processes: Processes) -> dict[str, Any]:
     """What must be the same when the run is resumed."""
     inputs = {"tokens digest": federation.start.tokens.digest, "start model digest": federation.start_digest}
+    inputs |= describe_base_model(federation.start)
     if federation.plan.settings.root_seed is None:
         # A release replays nothing, and digests of its data would let readers of its folder test guesses of the data.
         # Its sums are exact, whereas a simulation's depend on the number of processes by rounding.

@@ -14,6 +14,7 @@ from sottovoce.models.recogniser import Recogniser, adapt_parameters, create_rec
 from sottovoce.models.trainable import Part, Trainable, parse_part, split_parameters
 from sottovoce.training.loop import Say
 from sottovoce.training.parent_model import ParentModel
+from sottovoce.training.run_folder import BASE_MODEL
 from sottovoce.training.tokens import check_no_other_tokens, choose_tokens
 
 FLOAT32_BYTES = 4
@@ -82,6 +83,11 @@ def choose_trained_part(recipe: Recipe, start: Recogniser) -> Part | None:
     if own is not None and text is not None:
         raise InputError(f"federation.trainable={text}: model.train={own.text} says what is trained; expected one")
     return own if text is None else parse_part(text)
+
+
+def describe_base_model(start: Recogniser) -> dict[str, str]:
+    """What of `start` came from outside, for `inputs.json`: a base model's name, revision and digests of its files."""
+    return {f"{BASE_MODEL} {name}": value for name, value in start.family.transfer.origin(start.settings).items()}
 
 
 def count_communication(

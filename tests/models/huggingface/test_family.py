@@ -13,7 +13,7 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
 
 from tests.federated.small import CPU, LOCAL  # noqa: E402
-from tests.models.huggingface.tiny_models import KINDS, write_tiny_model  # noqa: E402
+from tests.models.huggingface.tiny_models import KINDS  # noqa: E402
 from tests.tones import pack_tones  # noqa: E402
 
 from sottovoce.base.errors import InputError  # noqa: E402
@@ -37,18 +37,6 @@ CAN_BE_STACKED = [kind for kind in KINDS if kind != "wavlm"]
 CLOSE = 1e-9
 # Their losses are float32's.
 CLOSE_TO_THEIRS = 1e-5
-
-
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def folder(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = write_tiny_model(kind, tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    return folder
 
 
 @pytest.fixture(scope="session")

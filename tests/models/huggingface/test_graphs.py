@@ -31,7 +31,7 @@ from sottovoce.models.trainable import Trainable  # noqa: E402
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")
-RECORDED = ["wav2vec2-bert", "parakeet_ctc", "whisper", "moonshine", "xls-r", "hubert"]
+RECORDED = ["wav2vec2-bert", "parakeet_ctc", "whisper", "moonshine"]
 
 
 class CountingRecorder(ReplayingRecorder):

@@ -80,11 +80,18 @@ class PretrainedTokens(Tokens):
         return InputError("a text that the model's tokenizer cannot write")
 
     def decode(self, ids: Sequence[int]) -> str:
+        return normalise_text(self._write(ids), self.language)
+
+    def spell(self, joined: str, ids: Sequence[int]) -> str:
+        """With the model's capitals and punctuation: its pieces may be bytes, of which a letter takes several."""
+        written = self._write(ids).strip()
+        return written.lower() if self.upper else written
+
+    def _write(self, ids: Sequence[int]) -> str:
         assert all(0 < one <= self.size for one in ids), f"ids must be within 1 … {self.size}"
         # CTC's repeats are merged before: twice the same letter here is meant.
         options = {"group_tokens": False} if "group_tokens" in self._decode_options else {}
-        text = self._tokenizer.decode(self.to_theirs(ids), skip_special_tokens=True, **options)
-        return normalise_text(text, self.language)
+        return str(self._tokenizer.decode(self.to_theirs(ids), skip_special_tokens=True, **options))
 
     def pieces(self) -> list[str]:
         known = self._tokenizer.convert_ids_to_tokens(self.to_theirs(range(1, self.size + 1)))

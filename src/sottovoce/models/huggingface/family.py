@@ -25,7 +25,7 @@ from sottovoce.data.text.pretrained_tokens import read_pretrained_tokens
 from sottovoce.data.text.tokens import Tokens
 from sottovoce.models import ctc
 from sottovoce.models.attention_search import SearchOptions
-from sottovoce.models.decoding import Hypothesis, decode_greedily
+from sottovoce.models.decoding import Hypothesis
 from sottovoce.models.family import (
     BaseFiles,
     Family,
@@ -39,9 +39,12 @@ from sottovoce.models.family import (
     Transfer,
 )
 from sottovoce.models.huggingface.adapters import write_adapter
-from sottovoce.models.huggingface.decoder import (
+from sottovoce.models.huggingface.decoding import (
+    FEWEST_TOKENS,
+    TOKENS_A_SECOND,
+    blank_first,
     decoder_prompt,
-    end_token,
+    end_of_text,
     longest_text,
     padding_token,
     prompt_tokens,
@@ -62,37 +65,26 @@ from sottovoce.models.huggingface.inputs import (
     samples_per_frame,
 )
 from sottovoce.models.huggingface.layers import find_unstackable
-from sottovoce.models.huggingface.memory import TOKENS_A_SECOND, stack_bytes
+from sottovoce.models.huggingface.memory import stack_bytes
 from sottovoce.models.huggingface.network import (
     MERGED,
     build_network,
     call_network,
     import_transformers,
     load_pretrained,
-    name_part,
+    quiet,
 )
+from sottovoce.models.huggingface.parts import LORA_TARGETS as LORA_TARGETS
+from sottovoce.models.huggingface.parts import choose_part as choose_part
+from sottovoce.models.huggingface.parts import is_lora_target as is_lora_target
 from sottovoce.models.huggingface.pins import describe_base_model, find_base_model, pin_options
 from sottovoce.models.huggingface.saving import write_pretrained
-from sottovoce.models.huggingface.settings import NAME, PARTS, Options, Settings
+from sottovoce.models.huggingface.settings import NAME, Options, Settings, describe_origin
+from sottovoce.models.huggingface.word_times import align_texts, explain_untimed, lead_frames
 from sottovoce.models.module import draw_seeds
 from sottovoce.models.stacks import line_places, to_lines
-from sottovoce.models.trainable import Part, parse_part
 
-# Layers that low-rank corrections are for where a recipe names none: queries and values, by all their names.
-LORA_TARGETS = ("q_proj", "v_proj", "linear_q", "linear_v")
 IGNORED = -100
-FEWEST_TOKENS = 10
-
-
-def is_lora_target(name: str) -> bool:
-    return name.endswith(".weight") and name.split(".")[-2] in LORA_TARGETS
-
-
-def choose_part(settings: Settings) -> Part:
-    """What `train` means for this model; statistics are never trained."""
-    if settings.train in PARTS:
-        return Part(settings.train, tuple(name_part(settings, settings.train)), None)
-    return parse_part(settings.train)
 
 
 def own_tokens(options: Options, language: str) -> Tokens | None:
@@ -159,17 +151,7 @@ def emit(
     if not settings.is_ctc:
         raise InputError(f"models of model_type={settings.kind} cannot be decoded by CTC: they have a decoder")
     logits_UTV, out_U = _logits(parameters, features, settings, training=training, scores=scores)
-    return ctc.log_softmax(_blank_first(logits_UTV, settings)), out_U
-
-
-def _blank_first(logits_UTV: Tensor, settings: Settings) -> Tensor:
-    if (blank := _blank(settings)) == 0:
-        return logits_UTV
-    return torch.cat([logits_UTV[..., blank : blank + 1], logits_UTV[..., :blank], logits_UTV[..., blank + 1 :]], -1)
-
-
-def _blank(settings: Settings) -> int:
-    return 0 if settings.head == "ctc" else int(settings.of_model.get("pad_token_id") or 0)
+    return ctc.log_softmax(blank_first(logits_UTV, settings)), out_U
 
 
 def loss(
@@ -220,38 +202,33 @@ def _token_losses(
 # Recognition.
 
 
+def has_decoder(settings: Settings) -> bool:
+    return not settings.is_ctc
+
+
 @torch.no_grad()
 def search(
     parameters: Parameters, features: Features, *, settings: Settings, how: SearchOptions
 ) -> list[list[Hypothesis]]:
-    """By CTC greedily, or by the model's own `generate`, with its own limits: at most what can be said in the time."""
-    if settings.is_ctc:
-        if how.width > 1:
-            raise InputError(f"beam_width={how.width}: this model is read by CTC; expected --ctc beside it")
-        return [[best] for best in decode_greedily(*emit(parameters, features, settings=settings))]
+    """By the model's own `generate`, with its own limits: at most what can be said in the time."""
     dtype = next(iter(parameters.values())).dtype
     inputs, norm_frames_U, out_U = network_inputs(features.features_UTF.to(dtype), features.frames_U, settings)
     samples_U = out_U * samples_per_frame(settings)
     most_U = (samples_U / SAMPLE_RATE * TOKENS_A_SECOND).ceil().long().clamp(FEWEST_TOKENS, longest_text(settings))
     prompt, rows = decoder_prompt(settings), len(features)
     device = features.features_UTF.device
-    found_UL = call_network(
-        parameters,
-        settings,
-        {
-            **inputs,
-            "decoder_input_ids": torch.tensor(prompt, device=device).expand(rows, -1),
-            "generation_config": _generation(settings, width=how.width, most=int(most_U.max())),
-        },
-        norm_frames_B=norm_frames_U,
-        method="generate",
-    )
-    end, texts = end_token(settings), []
+    decoder = {
+        "decoder_input_ids": torch.tensor(prompt, device=device).expand(rows, -1),
+        "generation_config": _generation(settings, width=how.width, most=int(most_U.max())),
+    }
+    with quiet(import_transformers()):
+        found_UL = call_network(parameters, settings, inputs | decoder, norm_frames_B=norm_frames_U, method="generate")
+    end, texts = end_of_text(settings), []
     for line, most, frames in zip(found_UL.tolist(), most_U.tolist(), out_U.tolist(), strict=True):
         line = line[len(prompt) :] if line[: len(prompt)] == list(prompt) else line
         ended = end in line[: most + 1]
         tokens = line[: line.index(end)] if ended else line[:most]
-        # Nothing is known of when a token was said: they are spread evenly, for joining windows.
+        # Until `align_texts` says when a token was said: spread evenly, for joining windows.
         places = [int(frames * (place + 0.5) / max(len(tokens), 1)) for place in range(len(tokens))]
         texts.append([Hypothesis([token + 1 for token in tokens], places, 0.0, ended)])
     return texts
@@ -261,7 +238,7 @@ def _generation(settings: Settings, *, width: int, most: int) -> Any:
     """The best text by a beam of so many hypotheses, in `most` tokens."""
     return import_transformers().GenerationConfig(
         decoder_start_token_id=decoder_prompt(settings)[0],
-        eos_token_id=end_token(settings),
+        eos_token_id=end_of_text(settings),
         pad_token_id=padding_token(settings),
         max_new_tokens=most,
         max_length=None,
@@ -318,7 +295,7 @@ def stack_obstacle(settings: Settings) -> str | None:
     part, network = choose_part(settings), build_network(settings)
     if part.lora is not None and settings.kind in MERGED:
         return f"with LoRA, whose corrections {settings.kind} takes in no layer: encoder.layers.0.attention"
-    layer = find_unstackable(network.module, part.patterns if settings.train in PARTS else ())
+    layer = find_unstackable(network.module, part.patterns)
     return None if layer is None else f"because of {layer}"
 
 
@@ -380,7 +357,15 @@ FAMILY: Family[Settings, int] = Family(
     draw=draw_seeds,
     loss=loss,
     front_end=FrontEnd(extract_features=extract_features, mask=mask_features),
-    recognition=Recognition(emit=emit, search=search, samples_per_frame=samples_per_frame),
+    recognition=Recognition(
+        emit=emit,
+        search=search,
+        samples_per_frame=samples_per_frame,
+        has_decoder=has_decoder,
+        lead_frames=lead_frames,
+        untimed=explain_untimed,
+        align=align_texts,
+    ),
     stacking=Stacking(
         stacked=Stacked(
             join=_join, losses=stacked_losses, bytes=stack_bytes, unfit=stack_obstacle, accelerate=accelerate_stacks
@@ -391,6 +376,7 @@ FAMILY: Family[Settings, int] = Family(
         part=choose_part,
         write_adapter=write_adapter,
         write_pretrained=write_pretrained,
+        origin=describe_origin,
     ),
     training=Training(own_tokens=own_tokens, check=check_can_be_trained, accelerate=accelerate),
     inspection=Inspection(encode=encode),

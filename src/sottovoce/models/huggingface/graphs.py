@@ -28,7 +28,8 @@ SAMPLE_MULTIPLE, FRAME_MULTIPLE = 2_000, 5
 # A pass that keeps more than this has a large GPU busy for longer than the host takes to launch it.
 MOST_BYTES = 8 << 30
 MOST_WEIGHTS = 4  # of how many stacks the weights are known, as engines have them
-NOT_RECORDED = MERGED  # their corrections are added to matrices anew in every step
+# Corrections that are added to matrices anew in every step; networks that copy from the host on their way.
+NOT_RECORDED = (*MERGED, "wav2vec2", "hubert")
 
 
 def padded_frames(frames: int, settings: Settings) -> int:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
+from sottovoce.models.huggingface.decoding import TOKENS_A_SECOND
 from sottovoce.models.huggingface.inputs import (
     MOONSHINE_CONVOLUTIONS,
     RAW,
@@ -31,7 +32,6 @@ from sottovoce.models.huggingface.inputs import (
 from sottovoce.models.huggingface.settings import Settings
 
 NUMBER_BYTES = 2  # GPUs train in bfloat16
-TOKENS_A_SECOND = 6.5  # more is a decoder that repeats itself
 LOGIT_BYTES = 12  # scores, and their softmax in float32
 USUAL_SECONDS = 10.0  # of an utterance, where only those of a batch are known
 SURELY_FREE_BYTES = 2 << 30

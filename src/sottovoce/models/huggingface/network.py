@@ -106,9 +106,23 @@ def load_pretrained(settings: Settings, *, generator: torch.Generator) -> dict[s
             output_loading_info=True,
         )
         module = _with_head(loaded, settings, config)
-    if settings.head is None and (missing := sorted(info["missing_keys"])):
+    unlike = [one if isinstance(one, str) else one[0] for one in (*info["missing_keys"], *info["mismatched_keys"])]
+    missing = sorted(name for name in unlike if settings.head is None or name.split(".")[0] not in _HEADS)
+    if missing:
         raise InputError(f"{folder.path}: its files have no {missing[0]!r}: they are of another model")
-    return {name: tensor.detach().clone() for name, tensor in _named_tensors(module).items()}
+    tensors = {name: tensor.detach().clone() for name, tensor in _named_tensors(module).items()}
+    return tensors if settings.head is None else tensors | _draw_head(tensors, generator=generator)
+
+
+def _draw_head(tensors: Parameters, *, generator: torch.Generator) -> dict[str, Tensor]:
+    """A new output layer, whatever the files have in its place: its outputs are for other tokens."""
+    drawn = {}
+    for name, tensor in tensors.items():
+        if name.split(".")[0] in _HEADS:
+            width = tensor[0].numel() if tensor.dim() > 1 else 0
+            limit = 0.0 if width == 0 else width**-0.5
+            drawn[name] = torch.empty(tensor.shape).uniform_(-limit, limit, generator=generator)
+    return drawn
 
 
 class quiet:

@@ -1,11 +1,9 @@
 """What a recipe may say of a pretrained model, and what is known of the model afterwards."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -18,7 +16,6 @@ from sottovoce.models.trainable import parse_part
 NAME = "huggingface"
 # Parts that are meant without their names.
 PARTS = ("all", "head", "norms")
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +57,13 @@ class Options:
     def settings(self, *, tokens: int) -> "Settings":
         folder = self.folder
         remember_folder(folder)
+        if self.head is None and not folder.writes_text:
+            raise InputError(f"model: from={self.source}: an encoder without an output layer; expected head: ctc")
         if self.head is None and tokens != (own := _outputs(folder) + (folder.config["model_type"] not in CTC)):
             tokens = own  # a recipe is checked before its tokens are there
         return Settings(
             tokens=tokens,
-            source=name_source(self.source, folder.path),
+            source=folder.name,
             digests=folder.digests,
             config=as_json(folder.config),
             processor=as_json(folder.processor),
@@ -75,17 +74,6 @@ class Options:
             dropout=self.dropout,
             language=self.language,
         )
-
-
-def name_source(given: str, path: Path) -> str:
-    """What a model is called that a recipe names `given` and that lies at `path`: never a path of this machine.
-
-    >>> name_source("/home/me/models/moonshine", Path("/home/me/models/moonshine"))
-    'moonshine'
-    >>> name_source("UsefulSensors/moonshine-tiny", Path("/cache/snapshots/0c2f1e"))
-    'UsefulSensors/moonshine-tiny'
-    """
-    return given if HUB_NAME.fullmatch(given) and not Path(given).exists() else path.name
 
 
 def _outputs(folder: PretrainedFolder) -> int:
@@ -153,6 +141,13 @@ _folders: dict[tuple[tuple[str, str], ...], PretrainedFolder] = {}
 
 def remember_folder(folder: PretrainedFolder) -> None:
     _folders[folder.digests] = folder
+
+
+def describe_origin(settings: Settings) -> dict[str, str]:
+    """The files that a model was made from: a name, a revision where it has one, and SHA-256 of every file."""
+    folder = _folders.get(settings.digests)
+    revision = {} if folder is None or folder.revision is None else {"revision": folder.revision}
+    return {"name": settings.source, **revision, **{f"sha256 of {name}": own for name, own in settings.digests}}
 
 
 def find_weights(settings: Settings) -> PretrainedFolder:

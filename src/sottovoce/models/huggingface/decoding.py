@@ -1,4 +1,4 @@
-"""What a decoder begins with, ends with and is limited by."""
+"""What a pretrained model's own files say of its texts: how they begin and end, how long they get, its blank."""
 
 from functools import cache
 
@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from sottovoce.models.huggingface.settings import Settings
+
+TOKENS_A_SECOND, FEWEST_TOKENS = 6.5, 10  # more is a decoder that repeats itself
 
 
 @cache
@@ -34,7 +36,7 @@ def padding_token(settings: Settings) -> int:
     return int(settings.of_model.get("pad_token_id") or 0)
 
 
-def end_token(settings: Settings) -> int:
+def end_of_text(settings: Settings) -> int:
     end = settings.of_generation.get("eos_token_id", settings.of_model.get("eos_token_id"))
     return int(end[0] if isinstance(end, list) else end or 0)
 
@@ -44,3 +46,13 @@ def longest_text(settings: Settings) -> int:
     config, generation = settings.of_model, settings.of_generation
     positions = int(config.get("max_target_positions") or config.get("max_position_embeddings") or 194)
     return min(int(generation.get("max_length") or positions), positions) - len(decoder_prompt(settings))
+
+
+def blank_first(logits_UTV: Tensor, settings: Settings) -> Tensor:
+    if (blank := _blank(settings)) == 0:
+        return logits_UTV
+    return torch.cat([logits_UTV[..., blank : blank + 1], logits_UTV[..., :blank], logits_UTV[..., blank + 1 :]], -1)
+
+
+def _blank(settings: Settings) -> int:
+    return 0 if settings.head == "ctc" else int(settings.of_model.get("pad_token_id") or 0)
