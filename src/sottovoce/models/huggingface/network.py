@@ -174,7 +174,6 @@ class Network:
     scope: Scope  # of calls
 
 
-@cache
 def build_network(
     settings: Settings,
     corrected: frozenset[str] = frozenset(),
@@ -186,6 +185,11 @@ def build_network(
 
     `recompute`: its layers are computed again on the way back.
     """
+    return _build(settings, corrected, training, recompute)  # one network, however this is called
+
+
+@cache
+def _build(settings: Settings, corrected: frozenset[str], training: bool, recompute: bool) -> Network:
     with seeded_kernels(0, device=CPU), quiet(import_transformers()):
         module = _make(settings)
     tensors = _named_tensors(module)
