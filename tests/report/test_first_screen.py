@@ -146,6 +146,8 @@ def test_of_several_runs_it_is_about_the_best_recipe_with_a_useful_epsilon(runs:
     found = screen_of([large, worse, first, lucky])
     assert found.about.startswith("About first: of 3 runs with ε ≤ 8, its recipe has the fewest errors on the dev ")
     assert screen_of([large, read_run("quiet", runs / "quiet")]).about.startswith("About large: no run here has ε ≤ 8")
+    release = read_run("release", runs / "release")
+    assert screen_of([worse, first, release]).about.startswith("About release, the only release here with ε ≤ 8.")
     none = [read_run(name, runs / name) for name in ("central", "quiet")]
     assert screen_of(none).about.startswith("About ")
 

@@ -71,10 +71,12 @@ def _choose_run(runs: Sequence[RunRecord], verdicts: Sequence[Verdict]) -> tuple
     places = range(len(runs))
     epsilons = {n: epsilon for n in places if (epsilon := verdicts[n].epsilon_of_one) is not None}
     useful = [n for n in epsilons if epsilons[n] <= GUARANTEE]
+    released = [n for n in useful if runs[n].is_release]  # a promise that holds, before one that would
+    useful, what = (released, "release") if released else (useful, "run")
     if useful:
         chosen = _best_recipe(runs, useful)
         name = "about-only" if len(useful) == 1 else "about-best"
-        return chosen, screen_text(name, label=runs[chosen].label, count=show_count(len(useful)))
+        return chosen, screen_text(name, label=runs[chosen].label, what=what, count=show_count(len(useful)))
     if epsilons:
         chosen = _best_recipe(runs, [n for n in epsilons if epsilons[n] == min(epsilons.values())])
         return chosen, screen_text("about-smallest", label=runs[chosen].label)

@@ -30,7 +30,7 @@ from sottovoce.report.parts import make_drawing, screen_text, show_percent
 from sottovoce.report.records import Record, RunRecord
 from sottovoce.report.verdict import Verdict
 
-SMALLEST, LARGEST = 0.1, 1000.0  # ε at the ends of the first and of the last range, at least
+SMALLEST, LARGEST = 0.01, 1000.0  # ε at the ends of the first and of the last range, at least
 BEFORE, NO_NOISE, NOT_KNOWN = "before\ntraining", "no\nnoise", "ε not\nknown"
 START = "before training"
 OTHERS = "other runs here"
@@ -93,7 +93,7 @@ class EpsilonAxis:
         """In the middle of a column, or within a range logarithmically.
 
         >>> axis = EpsilonAxis({BEFORE: 0.5}, before=1, ranges=4, largest=1000.0)
-        >>> [round(axis.locate(place), 3) for place in (BEFORE, 0.01, 1.0, 8.0, 20.0, 1000.0)]
+        >>> [round(axis.locate(place), 3) for place in (BEFORE, 0.001, 1.0, 8.0, 20.0, 1000.0)]
         [0.5, 1.0, 2.0, 3.0, 4.0, 5.0]
         """
         if isinstance(place, str):
@@ -197,8 +197,10 @@ def _figure(points: Sequence[PicturePoint]) -> Figure:
             _plot(axes, one, x)
             if one.is_main and free:
                 y, offset, side = free.pop(0)
-                words, place = show_percent(one.wer), {"ha": "center", "va": side, "textcoords": "offset points"}
-                axes.annotate(words, (x, y), (0, offset), fontsize=9.5, color=INK, zorder=4, **place)
+                # On an axis of ε to the right of its point, as a bound between ranges may go through that.
+                beside, ha = (0, "center") if isinstance(one.place, str) else (5, "left")
+                place = {"ha": ha, "va": side, "textcoords": "offset points", "zorder": 4}
+                axes.annotate(show_percent(one.wer), (x, y), (beside, offset), fontsize=9.5, color=INK, **place)
     top = max(end for one in points for end in (one.wer, *(one.interval or ())))
     axes.set_ylim(0, 1.15 * top if top > 0 else 1)
     axes.yaxis.set_major_formatter(percent_labels())
