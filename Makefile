@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lock bench results docs clean
+.PHONY: help setup demo test check format lock bench results docs site dist oldest clean
 
 help:  ## print this help
 	@echo "Sottovoce: speech recognition trained on speech that never leaves its speaker"
@@ -22,7 +22,7 @@ $(STAMP): constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	sed '$(TORCH:%=s/^torch==.*/torch==%/)' constraints.txt > $(VENV)/constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[demo,network,hf,dev]'
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[demo,network,hf,dev,site]'
 	@touch $@
 
 demo: $(STAMP)  ## run the main job: a private recogniser from a synthetic crowd (about 5 minutes)
@@ -53,9 +53,18 @@ bench: $(STAMP)  ## side-by-side measurements (minutes)
 results: $(STAMP)  ## write docs/RESULTS*.md, figures and results/*.md from the runs kept in results/*.zip
 	$(BIN)/python benchmarks/results.py write
 
-docs: $(STAMP)  ## write docs/api.md from docstrings, and the tables of differences in the papers' READMEs
+docs: $(STAMP)  ## write docs/api.md and docs/cli.md, the papers' tables of differences, and the notebooks' outputs
 	$(BIN)/python docs/write_api.py
+	$(BIN)/python docs/write_cli.py
 	$(BIN)/python docs/write_differences.py
+	$(BIN)/python docs/write_notebooks.py
+
+# Built anew each time, so that a page that is gone leaves nothing behind. A warning is a broken link, or a page that
+# docs/site/index.md does not name.
+site: $(STAMP)  ## build the documentation as a site: build/site/index.html
+	rm -rf build/site build/site-doctrees
+	$(BIN)/python -m sphinx --builder html --jobs auto --quiet --fail-on-warning -c docs/site -d build/site-doctrees . build/site
+	@echo "build/site: $$(find build/site -name '*.html' | wc -l) pages, $$(du -sh build/site | cut -f1), 0 warnings"
 
 lock: $(STAMP)  ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
