@@ -127,12 +127,16 @@ def try_wheel(python: Path, work: Path) -> None:
     command = str(python.parent / "sottovoce")
     steps = {
         "version": [command, "--version"],
-        "types": [str(python), "-c", "import sottovoce, pathlib; (pathlib.Path(sottovoce.__file__).parent / 'py.typed').stat()"],
+        "types": [
+            str(python),
+            "-c",
+            "import sottovoce, pathlib; (pathlib.Path(sottovoce.__file__).parent / 'py.typed').stat()",
+        ],
         "recipes": [command, "recipes"],
         "every --help": [str(python), "-c", HELPS],
         "examples of the API": [str(python), "-c", DOCTESTS],
         **{f"{GUIDE.name}: {name}": [str(python), name] for name in programs},
-        "a smoke run": [command, "run", "demo/global", "--smoke", "--out", "runs"],
+        "a smoke run": [command, "run", "demo", "--smoke", "--out", "runs"],
     }
     # Nothing of the repository: neither its path nor its folder.
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
