@@ -35,7 +35,7 @@ demo: $(STAMP)  ## run the main job: a private recogniser from a synthetic crowd
 
 # CI runs them with MARKS='not long'.
 test: $(STAMP)  ## run the tests, those of clients over a network included
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(if $(MARKS),-m '$(MARKS)')
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(if $(MARKS),-m '$(MARKS)') $(if $(OLDEST),-W ignore::DeprecationWarning)
 
 check: $(STAMP)  ## format, lint, types, import layers
 	$(BIN)/ruff format --check .
