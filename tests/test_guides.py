@@ -355,13 +355,13 @@ def test_plans_print_what_the_guide_shows(words: list[str], shown: str) -> None:
         assert any(same_words(line.split(), found) for found in printed), f"{line!r} is not in\n{result.output}"
 
 
-def same_words(shown: list[str], printed: list[str]) -> bool:
+def same_words(shown: list[str], printed: list[str], *, tolerance: float = 1e-5) -> bool:
     def same(one: str, other: str) -> bool:
         try:
-            numbers = [float(word.replace(",", "")) for word in (one, other)]
+            numbers = [float(word.rstrip(",;").replace(",", "")) for word in (one, other)]
         except ValueError:
             return one == other
-        return math.isclose(*numbers, rel_tol=1e-5)
+        return math.isclose(*numbers, rel_tol=tolerance)
 
     return len(shown) == len(printed) and all(map(same, shown, printed))
 

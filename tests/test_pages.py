@@ -9,7 +9,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "sottovoce"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 # Written by programs from kept runs, docstrings or settings, or templates of such pages: their lines are not wrapped.
-GENERATED = re.compile(r"docs/(RESULTS.*|results.*\.template|api|keys|benchmarks-peers)\.md|results/.*|CHANGELOG\.md")
+GENERATED = re.compile(
+    r"docs/(RESULTS.*|results.*\.template|api|cli|keys|benchmarks-peers)\.md|results/.*|CHANGELOG\.md"
+)
 PASSAGE = re.compile(r"<!-- kept:.*?<!-- end -->|(?<!`)`[^`\n]+`(?!`)", re.S)  # generated text, and code within a line
 LONGEST = 120
 
