@@ -198,8 +198,8 @@ def _figure(points: Sequence[PicturePoint]) -> Figure:
             _plot(axes, one, x)
             if one.is_main and free:
                 y, offset, side = free.pop(0)
-                # On an axis of ε to the right of its point, as a bound between ranges may go through that.
-                beside, ha = (0, "center") if isinstance(one.place, str) else (5, "left")
+                # To the right of a point on the bound between two ranges, whose line would go through it.
+                beside, ha = (5, "left") if abs(x - round(x)) < BESIDE else (0, "center")
                 place: dict[str, Any] = {"ha": ha, "va": side, "textcoords": "offset points", "zorder": 4}
                 axes.annotate(show_percent(one.wer), (x, y), (beside, offset), fontsize=9.5, color=INK, **place)
     top = max(end for one in points for end in (one.wer, *(one.interval or ())))
