@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -130,7 +131,7 @@ def privacy_picture(run: RunRecord, runs: Sequence[RunRecord], verdicts: Sequenc
         test=test,
         better="Down and to the left" if is_private else "Down",
         before=f" {screen_text('before')}" if any(one.place == BEFORE for one in points) else "",
-        ranges=f" {screen_text('ranges')}" if is_private else "",
+        ranges=f" {screen_text('ranges-shared' if others else 'ranges')}" if is_private else "",
     )
 
 
@@ -188,18 +189,18 @@ def _figure(points: Sequence[PicturePoint]) -> Figure:
     groups: dict[float, list[PicturePoint]] = {}
     for one in points:
         groups.setdefault(round(axis.locate(one.place), 1), []).append(one)
-    for at, group in groups.items():
+    for group in groups.values():
         ends = [end for one in group for end in (one.wer, *(one.interval or ()))]
         # A number above all that lies beside it; a second one below.
         free = [(max(ends), 3, "bottom"), (min(ends), -3, "top")]
         for number, one in enumerate(group):
-            x = at + min(BESIDE, 0.8 / len(group)) * _alternate(number)
+            x = axis.locate(one.place) + min(BESIDE, 0.8 / len(group)) * _alternate(number)
             _plot(axes, one, x)
             if one.is_main and free:
                 y, offset, side = free.pop(0)
-                # On an axis of ε to the right of its point, as a bound between ranges may go through that.
-                beside, ha = (0, "center") if isinstance(one.place, str) else (5, "left")
-                place = {"ha": ha, "va": side, "textcoords": "offset points", "zorder": 4}
+                # To the right of a point on the bound between two ranges, whose line would go through it.
+                beside, ha = (5, "left") if abs(x - round(x)) < BESIDE else (0, "center")
+                place: dict[str, Any] = {"ha": ha, "va": side, "textcoords": "offset points", "zorder": 4}
                 axes.annotate(show_percent(one.wer), (x, y), (beside, offset), fontsize=9.5, color=INK, **place)
     top = max(end for one in points for end in (one.wer, *(one.interval or ())))
     axes.set_ylim(0, 1.15 * top if top > 0 else 1)
