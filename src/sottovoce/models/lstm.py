@@ -77,7 +77,7 @@ class LstmState(NamedTuple):
 
 def at_rest(x: Tensor, cells: Sequence[Cell]) -> LstmState:
     """Before the first step, for as many lines as `x` has."""
-    zeros_LWD = x.new_zeros(len(cells), len(x), cells[0].recurrent.shape[-1])
+    zeros_LWD = x.new_zeros(len(cells), x.shape[0], cells[0].recurrent.shape[-1])
     return LstmState(zeros_LWD, zeros_LWD)
 
 

@@ -99,7 +99,7 @@ def _stacked_filterbanks(samples_UN: Tensor, lengths_U: Tensor, processor: Mappi
     padding_value = _padding_value(processor)
     normalised_UTF = (centred_UTF / (variance_U1F + VARIANCE_FLOOR).sqrt()).where(mask_UT1, padding_value)
     even_UTF = pad(normalised_UTF, (0, 0, 0, normalised_UTF.shape[1] % 2), value=padding_value)
-    return even_UTF.reshape(len(even_UTF), even_UTF.shape[1] // 2, 2 * mel_count), frames_U // 2
+    return even_UTF.reshape(even_UTF.shape[0], even_UTF.shape[1] // 2, 2 * mel_count), frames_U // 2
 
 
 def _whole_windows(samples_UN: Tensor, lengths_U: Tensor, processor: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -175,18 +175,17 @@ def _centre(features_UTF: Tensor, mask_UT1: Tensor, *, lost: int) -> tuple[Tenso
 def _mel_power(samples_UN: Tensor, settings: MelSettings, *, frames: int, pad_mode: str) -> Tensor:
     """Power in each mel filter of the first `frames` frames, whose middles are 0, hop, 2·hop ...: [U, T, F].
 
-    On a GPU the spectrum is one matrix product, as in `sottovoce.data.audio.features`: cuFFT plans anew for every
-    number of frames.
+    On a GPU, and in an exported graph, the spectrum is one matrix product, as in `sottovoce.data.audio.features`.
     """
     window_K, waves_K2B, filters_BF = _constants(settings, samples_UN.device)
     half = settings.fft_samples // 2
     frames_UTK = pad(samples_UN, (half, half), mode=pad_mode).unfold(1, settings.fft_samples, settings.hop_samples)
     frames_UTK = frames_UTK[:, :frames]
-    if samples_UN.is_cuda:
-        spectrum_UTB = torch.view_as_complex((frames_UTK @ waves_K2B).view(*frames_UTK.shape[:2], half + 1, 2))
+    if samples_UN.is_cuda or torch.compiler.is_exporting():
+        parts_UTB2 = (frames_UTK @ waves_K2B).unflatten(2, (half + 1, 2))
     else:
-        spectrum_UTB = torch.fft.rfft(frames_UTK * window_K)
-    return torch.view_as_real(spectrum_UTB).square().sum(3) @ filters_BF
+        parts_UTB2 = torch.view_as_real(torch.fft.rfft(frames_UTK * window_K))
+    return parts_UTB2.square().sum(3) @ filters_BF
 
 
 @cache
