@@ -19,13 +19,14 @@ from sottovoce.base.errors import InputError
 from sottovoce.base.files import write_atomically, write_json
 from sottovoce.base.importing import import_extra
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
-from sottovoce.models.onnx_graphs import Axes, Export, Graph
+from sottovoce.models.onnx_graphs import Axes, Export, Graph, translations
 from sottovoce.models.recogniser import Recogniser
 
 DESCRIPTION = "onnx.json"
 OPSET = 18
 MOST_BYTES = 2**31 - 1  # of one file of protocol buffers
 QUANTISED = ("MatMul", "LSTM")
+_MOST = 2**31 - 2  # of an axis
 _CONSTANT = "lifted_tensor"  # what torch calls tensors that are no weights: windows, waves, mel filters
 
 
@@ -67,7 +68,8 @@ def describe_graph(graph: Graph, file: str) -> dict[str, Any]:
         "inputs": {name: list(own) for name, own in graph.inputs.items()},
         "outputs": {name: list(own) for name, own in graph.outputs.items()},
     }
-    return {"file": file, **axes, **({"least": dict(graph.least)} if graph.least else {})}
+    limits = {"least": dict(graph.least), "most": dict(graph.most)}
+    return {"file": file, **axes, **{name: own for name, own in limits.items() if own}}
 
 
 def count_weights(graphs: Iterable[Graph]) -> int:
@@ -108,18 +110,16 @@ def write_graph(graph: Graph, folder: Path, *, int8: bool, metadata: Mapping[str
     """Write NAME.onnx, or NAME.int8.onnx with matrices in eight bits, into `folder`."""
     if (size := 4 * count_weights([graph])) > MOST_BYTES:
         raise InputError(f"{graph.name}: {size / 1e9:.1f} GB of weights, expected at most 2, which one file can hold")
-    model = trace_graph(graph)
-    if int8:
-        model = quantise(model)
-    clean_model(model, graph, metadata=metadata or {})
+    model = clean_model(trace_graph(graph, fold=int8), graph, metadata={})
+    model = clean_model(quantise(model) if int8 else model, graph, metadata=metadata or {})
     file = folder / f"{graph.name}{'.int8' if int8 else ''}.onnx"
     with write_atomically(file) as writing:
         writing.write(model.SerializeToString(deterministic=True))
     return file
 
 
-def trace_graph(graph: Graph) -> Any:
-    """`graph` as an `onnx.ModelProto` in float32, with constants computed."""
+def trace_graph(graph: Graph, *, fold: bool = False) -> Any:
+    """`graph` as an `onnx.ModelProto` in float32; `fold`: with all that depends on weights alone computed."""
     from onnxscript import optimizer
 
     with torch.no_grad(), quiet_exporter():
@@ -132,19 +132,22 @@ def trace_graph(graph: Graph) -> Any:
             input_names=list(graph.inputs),
             output_names=list(graph.outputs),
             opset_version=OPSET,
+            custom_translation_table=translations(),
             external_data=False,
             verbose=False,
         )
         assert program is not None
-        # Transposed and reordered weights too, which are above its usual limits: only initialisers are quantised.
-        optimizer.fold_constants(program.model, input_size_limit=MOST_BYTES, output_size_limit=MOST_BYTES)
-        optimizer.optimize(program.model, input_size_limit=MOST_BYTES, output_size_limit=MOST_BYTES)
+        if fold:  # transposed and reordered weights, which are above its usual limits
+            optimizer.optimize(program.model, input_size_limit=MOST_BYTES, output_size_limit=MOST_BYTES)
         return program.model_proto
 
 
 def _dynamic_shapes(graph: Graph) -> tuple[dict[int, Any], ...]:
     names = {axis for axes in graph.inputs.values() for axis in axes if isinstance(axis, str)}
-    sizes = {name: torch.export.Dim(name, min=graph.least.get(name, 1), max=2**31 - 2) for name in sorted(names)}
+    sizes = {
+        name: torch.export.Dim(name, min=graph.least.get(name, 1), max=graph.most.get(name, _MOST))
+        for name in sorted(names)
+    }
     return tuple(
         {place: sizes[axis] for place, axis in enumerate(axes) if isinstance(axis, str)}
         for axes in graph.inputs.values()
@@ -192,7 +195,7 @@ def quantise(model: Any) -> Any:
         return onnx.load(file)
 
 
-def clean_model(model: Any, graph: Graph, *, metadata: Mapping[str, str]) -> None:
+def clean_model(model: Any, graph: Graph, *, metadata: Mapping[str, str]) -> Any:
     """Leave in `model` what computes, the names of `graph`, and `metadata`."""
     model.producer_name, model.producer_version, model.doc_string, model.domain = "sottovoce", "", "", ""
     del model.metadata_props[:]
@@ -204,6 +207,7 @@ def clean_model(model: Any, graph: Graph, *, metadata: Mapping[str, str]) -> Non
         assert [value.name for value in values] == list(axes), ([value.name for value in values], list(axes))
         for value, own in zip(values, axes.values(), strict=True):
             _set_axes(value, own)
+    return model
 
 
 def _set_axes(value: Any, axes: Axes) -> None:

@@ -26,7 +26,7 @@ def export_sherpa(recogniser: Recogniser, folder: Path, *, int8: bool = False) -
             for argument, graph in model.graphs.items()
         }
         with write_atomically(written / TOKENS) as file:
-            lines = (f"{symbol} {number}\n" for number, symbol in enumerate(model.symbols))
+            lines = (f"{symbol} {number}\n" for number, symbol in model.symbols.items())
             file.write(encode_utf8("".join(lines)))
         write_json(
             written / DESCRIPTION,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sottovoce.data.audio.features import LOG_FLOOR, MEL_COUNT, WINDOW_SAMPLES
+from sottovoce.models.lstm import lstm_layer
 
 Axes = tuple[str | int, ...]  # of a tensor: numbers, and names where any size will do
 Weights = Mapping[str, Tensor]
@@ -28,7 +29,7 @@ NOTHING = -1e9  # the log-probability of what must not be chosen: finite, so tha
 class Graph:
     """A function as one ONNX graph, with the axes of its inputs and outputs, in order.
 
-    `examples` are inputs of any such sizes, of at least 2 wherever they vary. `least` are the smallest sizes.
+    `examples` are inputs of any such sizes, of at least 2 wherever they vary; `least` and `most` bound what varies.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Graph:
     inputs: Mapping[str, Axes]
     outputs: Mapping[str, Axes]
     least: Mapping[str, int] = field(default_factory=dict)
+    most: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -51,12 +53,12 @@ class OnnxModel:
 class SherpaModel:
     """A model as sherpa-onnx loads it: a constructor of its recognisers, and the graph behind each of its arguments.
 
-    `metadata` are those of every graph. `symbols` are the lines of `tokens.txt`, by number.
+    `metadata` are those of every graph. `symbols` are the lines of `tokens.txt`, by the number of their token.
     """
 
     recogniser: str
     graphs: Mapping[str, Graph]
-    symbols: Sequence[str]
+    symbols: Mapping[int, str]
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -86,12 +88,35 @@ class Function(nn.Module):
         return self._call({name: getattr(self, own) for name, own in self._names.items()}, *inputs)
 
 
+def translations() -> dict[Any, Callable[..., Any]]:
+    """Operations of our own as those of ONNX, for torch's exporter."""
+    from onnxscript import opset18 as op
+
+    def lstm(x: Any, hidden: Any, cell: Any, input: Any, recurrent: Any, bias: Any) -> Any:
+        width = recurrent.shape[1]
+        i, f, g, o = torch.arange(4 * width).view(4, width).tolist()  # torch's gates
+
+        def reordered(matrix: Any) -> Any:
+            return op.Unsqueeze(op.Gather(matrix, op.Constant(value_ints=[*i, *o, *f, *g]), axis=0), [0])
+
+        both_1G = op.Concat(reordered(bias), op.Mul(reordered(bias), 0.0), axis=1)  # of inputs, of recurrence
+        first = (op.Unsqueeze(hidden, [0]), op.Unsqueeze(cell, [0]))
+        x_TWI, weights = op.Transpose(x, perm=[1, 0, 2]), (reordered(input), reordered(recurrent), both_1G)
+        found_T1WD, *last = op.LSTM(x_TWI, *weights, None, *first, hidden_size=width)
+        found_WTD = op.Transpose(op.Squeeze(found_T1WD, [1]), perm=[1, 0, 2])
+        return found_WTD, *(op.Squeeze(state, [0]) for state in last)
+
+    return {lstm_layer._opoverload: lstm}
+
+
 # CTC.
 
 Emit = Callable[[Weights, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def ctc_from_samples(emit: Emit, weights: Weights, *, outputs: int, samples_per_frame: int) -> OnnxModel:
+def ctc_from_samples(
+    emit: Emit, weights: Weights, *, outputs: int, samples_per_frame: int, most_samples: int | None = None
+) -> OnnxModel:
     """`emit(weights, samples_BN, lengths_B)`, of floats in [-1, 1) at 16 kHz, as the one graph of a model."""
     graph = Graph(
         name="model",
@@ -100,6 +125,7 @@ def ctc_from_samples(emit: Emit, weights: Weights, *, outputs: int, samples_per_
         inputs={"samples": (BATCH, "samples"), "lengths": (BATCH,)},
         outputs={"log_probs": (BATCH, "frames", outputs), "frame_lengths": (BATCH,)},
         least={"samples": WINDOW_SAMPLES},
+        most={} if most_samples is None else {"samples": most_samples},
     )
     return OnnxModel(graphs=(graph,), decoding={"method": "ctc", "blank": 0, "samples_per_frame": samples_per_frame})
 
@@ -139,7 +165,7 @@ def sherpa_from_filterbanks(emit: Emit, weights: Weights, *, pieces: Sequence[st
     return SherpaModel(
         recogniser="OfflineRecognizer.from_fire_red_asr_ctc",
         graphs={"model": graph},
-        symbols=as_symbols(pieces),
+        symbols=dict(enumerate(as_symbols(pieces))),
         metadata={"model_type": "fire-red-asr-2-ctc", "subsampling_factor": str(subsampling), **same},
     )
 
@@ -167,7 +193,7 @@ def sherpa_from_samples(emit: Emit, weights: Weights, *, pieces: Sequence[str]) 
     return SherpaModel(
         recogniser="OfflineRecognizer.from_omnilingual_asr_ctc",
         graphs={"model": graph},
-        symbols=as_symbols(pieces),
+        symbols=dict(enumerate(as_symbols(pieces))),
     )
 
 

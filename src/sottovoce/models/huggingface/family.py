@@ -8,7 +8,6 @@ Shapes: U utterances, T frames, F features, V outputs, L tokens, N clients of a 
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache
 from typing import Any
 
 import torch
@@ -36,6 +35,13 @@ from sottovoce.models.family import (
     Transfer,
 )
 from sottovoce.models.huggingface.adapters import write_adapter
+from sottovoce.models.huggingface.decoding import (
+    blank_first,
+    decoder_prompt,
+    end_of_text,
+    longest_text,
+    padding_token,
+)
 from sottovoce.models.huggingface.gates import check_can_be_trained
 from sottovoce.models.huggingface.inputs import (
     extract_features,
@@ -53,6 +59,7 @@ from sottovoce.models.huggingface.network import (
     load_pretrained,
     name_part,
 )
+from sottovoce.models.huggingface.onnx import EXPORT
 from sottovoce.models.huggingface.settings import NAME, PARTS, Options, Settings
 from sottovoce.models.module import draw_seeds
 from sottovoce.models.stacks import line_places, to_lines
@@ -98,7 +105,7 @@ def unusable(settings: Settings, samples: int, tokens: Sequence[int]) -> str | N
         return "too short for one frame"
     if settings.is_ctc:
         return ctc.text_obstacle(tokens, frames=frames)
-    return "longer than the decoder's limit" if len(tokens) > _longest_text(settings) else None
+    return "longer than the decoder's limit" if len(tokens) > longest_text(settings) else None
 
 
 # The network in training.
@@ -121,17 +128,7 @@ def emit(
     if not settings.is_ctc:
         raise InputError(f"models of model_type={settings.kind} cannot be decoded by CTC: they have a decoder")
     logits_UTV, out_U = _logits(parameters, features.features_UTF, features.frames_U, settings, training=training)
-    return ctc.log_softmax(_blank_first(logits_UTV, settings)), out_U
-
-
-def _blank_first(logits_UTV: Tensor, settings: Settings) -> Tensor:
-    if (blank := _blank(settings)) == 0:
-        return logits_UTV
-    return torch.cat([logits_UTV[..., blank : blank + 1], logits_UTV[..., :blank], logits_UTV[..., blank + 1 :]], -1)
-
-
-def _blank(settings: Settings) -> int:
-    return 0 if settings.head == "ctc" else int(settings.of_model.get("pad_token_id") or 0)
+    return ctc.log_softmax(blank_first(logits_UTV, settings)), out_U
 
 
 def loss(parameters: Parameters, features: Features, *, settings: Settings, draws: int | None) -> Tensor:
@@ -156,7 +153,7 @@ def _token_losses(
     inside_UL = torch.arange(labels_UL.shape[1], device=device) < counts_U[:, None]
     prompt = decoder_prompt(settings)
     before_UL = torch.tensor(prompt, device=device).expand(len(labels_UL), -1)
-    inputs_UL = torch.cat([before_UL, labels_UL.where(inside_UL, _padding(settings))[:, :-1]], dim=1)
+    inputs_UL = torch.cat([before_UL, labels_UL.where(inside_UL, padding_token(settings))[:, :-1]], dim=1)
     decoder = {"decoder_input_ids": inputs_UL, "use_cache": False, "training": training}
     logits_ULV, _ = _logits(parameters, features.features_UTF, features.frames_U, settings, **decoder)
     text_ULV = logits_ULV[:, len(prompt) - 1 :].to(torch.promote_types(logits_ULV.dtype, torch.float32))
@@ -165,38 +162,6 @@ def _token_losses(
         text_ULV.flatten(0, 1), targets_UL.flatten(), ignore_index=IGNORED, reduction="none"
     )
     return losses_UL.view(targets_UL.shape), counts_U
-
-
-@cache
-def decoder_prompt(settings: Settings) -> tuple[int, ...]:
-    """What a decoder begins with: its start, and for Whisper language, task and that no times are written."""
-    config, generation = settings.of_model, settings.of_generation
-    start = [int(generation.get("decoder_start_token_id", config.get("decoder_start_token_id", 1)))]
-    if settings.kind != "whisper":
-        return tuple(start)
-    if languages := generation.get("lang_to_id"):
-        code = f"<|{settings.language or 'en'}|>"
-        start += [int(languages[code])] if code in languages else []
-        start += [int(generation["task_to_id"]["transcribe"])]
-    if (without_times := generation.get("no_timestamps_token_id")) is not None:
-        start.append(int(without_times))
-    return tuple(start)
-
-
-def _padding(settings: Settings) -> int:
-    return int(settings.of_model.get("pad_token_id") or 0)
-
-
-def _end(settings: Settings) -> int:
-    end = settings.of_generation.get("eos_token_id", settings.of_model.get("eos_token_id"))
-    return int(end[0] if isinstance(end, list) else end or 0)
-
-
-def _longest_text(settings: Settings) -> int:
-    """How many tokens the decoder can write."""
-    config, generation = settings.of_model, settings.of_generation
-    positions = int(config.get("max_target_positions") or config.get("max_position_embeddings") or 194)
-    return min(int(generation.get("max_length") or positions), positions) - len(decoder_prompt(settings))
 
 
 # Recognition.
@@ -214,7 +179,7 @@ def search(
     dtype = next(iter(parameters.values())).dtype
     inputs, norm_frames_U, out_U = network_inputs(features.features_UTF.to(dtype), features.frames_U, settings)
     samples_U = out_U * samples_per_frame(settings)
-    most_U = (samples_U / SAMPLE_RATE * TOKENS_A_SECOND).ceil().long().clamp(FEWEST_TOKENS, _longest_text(settings))
+    most_U = (samples_U / SAMPLE_RATE * TOKENS_A_SECOND).ceil().long().clamp(FEWEST_TOKENS, longest_text(settings))
     prompt, rows = decoder_prompt(settings), len(features)
     device = features.features_UTF.device
     found_UL = call_network(
@@ -228,7 +193,7 @@ def search(
         norm_frames_B=norm_frames_U,
         method="generate",
     )
-    end, texts = _end(settings), []
+    end, texts = end_of_text(settings), []
     for line, most, frames in zip(found_UL.tolist(), most_U.tolist(), out_U.tolist(), strict=True):
         line = line[len(prompt) :] if line[: len(prompt)] == list(prompt) else line
         ended = end in line[: most + 1]
@@ -243,8 +208,8 @@ def _generation(settings: Settings, *, width: int, most: int) -> Any:
     """The best text by a beam of so many hypotheses, in `most` tokens."""
     return import_transformers().GenerationConfig(
         decoder_start_token_id=decoder_prompt(settings)[0],
-        eos_token_id=_end(settings),
-        pad_token_id=_padding(settings),
+        eos_token_id=end_of_text(settings),
+        pad_token_id=padding_token(settings),
         max_new_tokens=most,
         max_length=None,
         num_beams=width,
@@ -351,4 +316,5 @@ FAMILY: Family[Settings, int] = Family(
     transfer=Transfer(is_lora_target=is_lora_target, part=choose_part, write_adapter=write_adapter),
     training=Training(own_tokens=own_tokens, check=check_can_be_trained),
     inspection=Inspection(encode=encode),
+    export=EXPORT,
 )

@@ -62,7 +62,8 @@ def extract_pretrained(samples_UN: Tensor, lengths_U: Tensor, *, processor: Mapp
     assert samples_UN.dim() == 2, f"samples must be [U, N], got {tuple(samples_UN.shape)}"
     assert samples_UN.dtype == torch.float32, f"float32 samples expected, got {samples_UN.dtype}"
     assert not lengths_U.is_cuda, "lengths must be on the host: reading them there must not wait for the device"
-    assert bool((lengths_U <= samples_UN.shape[1]).all()), "an utterance is longer than its row"
+    is_inside = torch.compiler.is_exporting() or bool((lengths_U <= samples_UN.shape[1]).all())
+    assert is_inside, "an utterance is longer than its row"
     kind = processor.get("feature_extractor_type")
     if not isinstance(kind, str) or kind not in _EXTRACTORS:
         raise InputError(f"preprocessor: feature_extractor_type={kind!r}, expected one of {', '.join(_EXTRACTORS)}")
@@ -88,12 +89,17 @@ def _stacked_filterbanks(samples_UN: Tensor, lengths_U: Tensor, processor: Mappi
     Theirs are our own filterbanks of samples that were not scaled down, with the same floor. The last frame of an odd
     number is in the features, beside one of padding, but is not counted: their attention mask looks at the second.
     """
-    if (stride := processor.get("stride", SEAMLESS_STRIDE)) != SEAMLESS_STRIDE:
-        raise InputError(f"preprocessor: stride={stride!r}, expected {SEAMLESS_STRIDE}")
     mel_count = _whole(processor, "num_mel_bins", default=80)
     device_lengths_U = lengths_U.to(samples_UN.device, non_blocking=True)
     features_UTF, _ = log_mel(samples_UN * INT16_SCALE, device_lengths_U, mel_count=mel_count)
-    frames_U = frame_lengths(lengths_U)
+    return stack_filterbanks(features_UTF, frame_lengths(lengths_U), processor)
+
+
+def stack_filterbanks(features_UTF: Tensor, frames_U: Tensor, processor: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The same from filterbanks on: normalised, two frames to one."""
+    if (stride := processor.get("stride", SEAMLESS_STRIDE)) != SEAMLESS_STRIDE:
+        raise InputError(f"preprocessor: stride={stride!r}, expected {SEAMLESS_STRIDE}")
+    mel_count = features_UTF.shape[2]
     mask_UT1 = _mask(features_UTF, frames_U, features_UTF.shape[1])[:, :, None]
     centred_UTF, variance_U1F = _centre(features_UTF, mask_UT1, lost=1)
     padding_value = _padding_value(processor)

@@ -10,7 +10,7 @@ Shapes: B utterances, T frames, F features, V outputs, L tokens, D width.
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -169,15 +169,20 @@ def _forget_values(module: nn.Module) -> None:
                 layer._parameters[name] = blank.setdefault(id(p), nn.Parameter(p.to("meta"), requires_grad=False))
 
 
-class Call(nn.Module):
-    """What is called of a network: the network itself, its encoder, or its own decoding (`generate`)."""
+Method = str | Callable[..., Any]
 
-    def __init__(self, network: nn.Module, method: str) -> None:
+
+class Call(nn.Module):
+    """What is called of a network: the network itself, its encoder, its own decoding (`generate`), or a function."""
+
+    def __init__(self, network: nn.Module, method: Method) -> None:
         super().__init__()
         self.network, self.method = network, method
 
     def forward(self, **inputs: Any) -> Any:
         network: Any = self.network
+        if callable(self.method):
+            return self.method(network, **inputs)
         if self.method == "generate":
             return network.generate(**inputs)
         if self.method == "encode":
@@ -196,7 +201,11 @@ def _encoder(network: Any) -> Any:
 
 @cache
 def _prepare_call(
-    settings: Settings, corrected: frozenset[str], training: bool, method: str, device: torch.device
+    settings: Settings,
+    corrected: frozenset[str],
+    training: bool,
+    method: Method,
+    device: torch.device,
 ) -> tuple[nn.Module, Mapping[str, Tensor], tuple[str, ...]]:
     """The module to call, buffers that are no parameters (positions, say) on the `device`, and its group norms."""
     network = build_network(settings, corrected, training=training)
@@ -216,7 +225,7 @@ def call_network(
     *,
     norm_frames_B: Tensor | None = None,
     training: bool = False,
-    method: str = "forward",
+    method: Method = "forward",
 ) -> Any:
     """What the network makes of `inputs`; `norm_frames_B` are the frames that group norms look at, None for all."""
     if settings.kind in MERGED:
