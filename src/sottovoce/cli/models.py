@@ -1,5 +1,6 @@
 """`sottovoce export` and `sottovoce import`: a model in a folder of its own, from a run or from another toolkit."""
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,12 @@ from sottovoce.cli.options import Json, Model, OutsideFamily
 
 Out = Annotated[Path, typer.Option(help="The folder to write; it must not be there yet.")]
 
+# What a model can be written as, besides our own folder: functions of a recogniser and a new folder.
+TARGETS: Mapping[str, str] = {
+    "onnx": "sottovoce.export.onnx:export_onnx",
+    "sherpa": "sottovoce.export.sherpa:export_sherpa",
+}
+
 import_app = typer.Typer(no_args_is_help=True, help="Convert a model that another toolkit has trained.")
 
 
@@ -20,6 +27,15 @@ def export(
     merged: Annotated[
         bool, typer.Option("--merged", help="The whole model, also where only a part of it was trained.")
     ] = False,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET",
+            help="For other runtimes (extra `export`): onnx, graphs from samples to log-probabilities; sherpa, a folder "
+            "of sherpa-onnx.",
+        ),
+    ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="With --to: matrices in eight bits.")] = False,
     family: OutsideFamily = None,
     json: Json = False,
 ) -> None:
@@ -27,17 +43,27 @@ def export(
 
     A run that has trained a part of a model (federation.trainable) exports that part, which fits the model it began
     with and no other; --merged writes the whole model. A model that is not what its run's ledger says is refused.
+    --to writes the whole model for other runtimes, on phones and small computers.
 
-    Example: sottovoce export runs/lora --merged --out models/lora
+    Example: sottovoce export runs/demo/global --to sherpa --int8 --out models/phone
     """
     from sottovoce.base.errors import InputError
+    from sottovoce.base.importing import suggest_nearest
     from sottovoce.models.model_files import digest_model_files
     from sottovoce.models.recogniser import digest_recogniser, load_recogniser
     from sottovoce.models.recogniser import export_recogniser as export_to
     from sottovoce.training.ledger_check import check_model_of_run
 
+    if to is not None and to not in TARGETS:
+        raise InputError(f"--to {to}: unknown target{suggest_nearest(to, TARGETS)}")
+    if int8 and to is None:
+        raise InputError("--int8 is for other runtimes: expected --to onnx or --to sherpa beside it")
     check_model_of_run(model)
     recogniser = load_recogniser(model, family=family)
+    if to is not None:
+        module, _, function = TARGETS[to].partition(":")
+        _print_written(out, getattr(importlib.import_module(module), function)(recogniser, out, int8=int8), json)
+        return
     if merged:
         recogniser = recogniser.whole
     written = export_to(recogniser, out)
