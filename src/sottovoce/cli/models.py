@@ -31,8 +31,8 @@ def export(
         str | None,
         typer.Option(
             metavar="TARGET",
-            help="For other runtimes (extra `export`): onnx, graphs from samples to log-probabilities; sherpa, a folder "
-            "of sherpa-onnx.",
+            help="For other runtimes (extra `export`): onnx, graphs from samples to log-probabilities, or sherpa, what "
+            "sherpa-onnx loads.",
         ),
     ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="With --to: matrices in eight bits.")] = False,

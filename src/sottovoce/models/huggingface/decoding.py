@@ -7,6 +7,8 @@ from torch import Tensor
 
 from sottovoce.models.huggingface.settings import Settings
 
+TOKENS_A_SECOND, FEWEST_TOKENS = 6.5, 10  # more is a decoder that repeats itself
+
 
 @cache
 def decoder_prompt(settings: Settings) -> tuple[int, ...]:

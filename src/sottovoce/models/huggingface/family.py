@@ -36,6 +36,8 @@ from sottovoce.models.family import (
 )
 from sottovoce.models.huggingface.adapters import write_adapter
 from sottovoce.models.huggingface.decoding import (
+    FEWEST_TOKENS,
+    TOKENS_A_SECOND,
     blank_first,
     decoder_prompt,
     end_of_text,
@@ -68,7 +70,6 @@ from sottovoce.models.trainable import Part, parse_part
 # Layers that low-rank corrections are for where a recipe names none: queries and values, by all their names.
 LORA_TARGETS = ("q_proj", "v_proj", "linear_q", "linear_v")
 IGNORED = -100
-TOKENS_A_SECOND, FEWEST_TOKENS = 6.5, 10  # more is a decoder that repeats itself
 
 
 def is_lora_target(name: str) -> bool:

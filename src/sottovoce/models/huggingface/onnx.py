@@ -22,7 +22,14 @@ from sottovoce.base.errors import InputError
 from sottovoce.data.audio.features import WINDOW_SAMPLES
 from sottovoce.models.ctc import log_softmax
 from sottovoce.models.family import Parameters
-from sottovoce.models.huggingface.decoding import blank_first, decoder_prompt, end_of_text, longest_text
+from sottovoce.models.huggingface.decoding import (
+    FEWEST_TOKENS,
+    TOKENS_A_SECOND,
+    blank_first,
+    decoder_prompt,
+    end_of_text,
+    longest_text,
+)
 from sottovoce.models.huggingface.front_ends import stack_filterbanks
 from sottovoce.models.huggingface.inputs import (
     RAW,
@@ -68,6 +75,8 @@ def to_onnx(parameters: Parameters, settings: Settings) -> OnnxModel:
         "prompt": list(decoder_prompt(settings)),
         "end": end_of_text(settings),
         "most_tokens": longest_text(settings),
+        "fewest_tokens": FEWEST_TOKENS,
+        "tokens_a_second": TOKENS_A_SECOND,
         "samples_per_frame": samples_per_frame(settings),
         "first_token": 1,  # the first of `tokens` is the blank, which the decoder does not have
     }
