@@ -25,7 +25,7 @@ from sottovoce.models.recogniser import Recogniser
 DESCRIPTION = "onnx.json"
 OPSET = 18
 MOST_BYTES = 2**31 - 1  # of one file of protocol buffers
-QUANTISED = ("MatMul", "LSTM")
+QUANTISED = ("MatMul", "LSTM", "Gather")
 _MOST = 2**31 - 2  # of an axis
 _CONSTANT = "lifted_tensor"  # what torch calls tensors that are no weights: windows, waves, mel filters
 
@@ -114,8 +114,43 @@ def write_graph(graph: Graph, folder: Path, *, int8: bool, metadata: Mapping[str
     model = clean_model(quantise(model) if int8 else model, graph, metadata=metadata or {})
     file = folder / f"{graph.name}{'.int8' if int8 else ''}.onnx"
     with write_atomically(file) as writing:
-        writing.write(model.SerializeToString(deterministic=True))
+        writing.writelines(_serialise(model))
     return file
+
+
+def _serialise(model: Any) -> Iterator[bytes]:
+    """The file of `model`, tensor by tensor: serialised as a whole, it would take three times its memory."""
+    graph, tensors = model.graph, list(model.graph.initializer)
+    del graph.initializer[:]
+    before = _message_start(graph, "initializer")
+    inside = graph.SerializeToString(deterministic=True)
+    starts = [before + _varint(tensor.ByteSize()) for tensor in tensors]
+    size = len(inside) + sum(len(start) + tensor.ByteSize() for start, tensor in zip(starts, tensors, strict=True))
+    outside = type(model)()
+    outside.CopyFrom(model)
+    outside.ClearField("graph")
+    yield outside.SerializeToString(deterministic=True)
+    yield _message_start(model, "graph") + _varint(size) + inside
+    for start, tensor in zip(starts, tensors, strict=True):
+        yield start
+        yield tensor.SerializeToString(deterministic=True)
+
+
+def _message_start(message: Any, name: str) -> bytes:
+    return _varint(message.DESCRIPTOR.fields_by_name[name].number << 3 | 2)
+
+
+def _varint(number: int) -> bytes:
+    """A number in groups of seven bits, the lowest first, as protocol buffers have it.
+
+    >>> _varint(300).hex()
+    'ac02'
+    """
+    found = []
+    while number >= 128:
+        found.append(number % 128 + 128)
+        number //= 128
+    return bytes([*found, number])
 
 
 def trace_graph(graph: Graph, *, fold: bool = False) -> Any:
