@@ -20,17 +20,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jiwer import wer
 
 from sottovoce.base.files import write_json
 from sottovoce.base.seeds import torch_stream
+from sottovoce.data.audio.waveforms import pad_waveforms
 from sottovoce.data.store import Store
 from sottovoce.data.text.normalisation import alphabet, normalise_text
 from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.evaluation.recognise import recognise_utterances
 from sottovoce.models.attention_search import SearchOptions
 from sottovoce.models.decoding import decode_greedily
-from sottovoce.models.family import find_family
+from sottovoce.models.family import extract_float32_features, find_family
 from sottovoce.models.recogniser import Recogniser, create_recogniser, export_recogniser, load_recogniser
 
 HERE = Path(__file__).parent
@@ -60,7 +62,8 @@ def make_base() -> Recogniser:
 
 def measure_model(label: str, model: Path, store: Store, *, utterances: int, place: Path) -> list[dict[str, Any]]:
     """What every target makes of `utterances` of the test speakers."""
-    spoken = np.array([row for user in store.splits["test"] for row in store.user(user).utterances])
+    users = store.splits.get("test") or range(store.user_count)
+    spoken = np.array([row for user in users for row in store.user(user).utterances])
     chosen = spoken[np.linspace(0, len(spoken) - 1, min(utterances, len(spoken))).astype(int)]
     references = [store.utterance(row).text or "" for row in chosen.tolist()]
     seconds = sum(store.utterance(row).seconds for row in chosen.tolist())
@@ -79,6 +82,8 @@ def measure_model(label: str, model: Path, store: Store, *, utterances: int, pla
             rows.append({**common, "target": target, **taken})
             continue
         found = run_exported(out, place / "samples.npz")
+        if target == "ONNX" and by_ctc:
+            taken["log_probs_differ"] = compare_log_probs(recogniser, out, [store.samples(row) for row in chosen])
         texts = [normalise_text(text, recogniser.language) for text in found["texts"]]
         rows.append(
             {
@@ -94,6 +99,24 @@ def measure_model(label: str, model: Path, store: Store, *, utterances: int, pla
         )
         print(json.dumps(rows[-1]), file=sys.stderr)
     return rows
+
+
+def compare_log_probs(recogniser: Recogniser, folder: Path, recordings: Sequence[Any]) -> float:
+    """The largest difference between our log-probabilities and the graph's, one recording at a time."""
+    import onnxruntime
+
+    session, most = onnxruntime.InferenceSession(folder / "model.onnx"), 0.0
+    recognition = recogniser.family.recognition
+    assert recognition is not None
+    assert recognition.emit is not None
+    for samples in recordings:
+        features = extract_float32_features(recogniser.family, pad_waveforms([samples]), settings=recogniser.settings)
+        with torch.no_grad():
+            ours, _ = recognition.emit(recogniser.parameters, features, settings=recogniser.settings)
+        inputs = {"samples": samples[None].astype(np.float32) / 32_768, "lengths": np.array([len(samples)])}
+        theirs = session.run(None, inputs)[0]
+        most = max(most, float(np.abs(ours.numpy() - theirs[:, : ours.shape[1]]).max()))
+    return most
 
 
 def _count(recogniser: Recogniser) -> int:
@@ -130,22 +153,23 @@ def run_exported(folder: Path, samples: Path) -> dict[str, Any]:
 def table(kept: Mapping[str, Any]) -> str:
     """The rows of the page."""
     lines = [
-        "| model | target | texts as ours | WER | MB | real-time factor | memory, MB |",
-        "|---|---|---|---|---|---|---|",
+        "| model | target | log-probabilities differ by | texts as ours | WER | MB | real-time factor | memory, MB |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in kept["rows"]:
         name = f"{row['model']} ({row['parameters'] / 1e6:.1f}M)"
         if "refused" in row:
-            lines.append(f"| {name} | {row['target']} | refused | | | | |")
+            lines.append(f"| {name} | {row['target']} | refused | | | | | |")
             continue
         share = f"{row['wer'] * 100:.1f} %"
         if row["target"] == "torch":
-            lines.append(f"| {name} | torch | | {share} | {row['parameters'] * 4 / 1e6:.1f} | | |")
+            lines.append(f"| {name} | torch | | | {share} | {row['parameters'] * 4 / 1e6:.1f} | | |")
             continue
         alike = f"{row['texts'] - row['texts_differ']} of {row['texts']}"
         memory = row["most_bytes"] / 1e6
+        differ = f"{row['log_probs_differ']:.0e}" if "log_probs_differ" in row else ""
         lines.append(
-            f"| {name} | {row['target']} | {alike} | {share} | {row['bytes'] / 1e6:.1f} "
+            f"| {name} | {row['target']} | {differ} | {alike} | {share} | {row['bytes'] / 1e6:.1f} "
             f"| {row['real_time_factor']:.3f} | {memory:.0f} |"
         )
     return "\n".join(lines)

@@ -59,6 +59,8 @@ def normalise_log_mel(features_UTF: Tensor, frames_U: Tensor, *, features: Featu
     """Log-mel features [U, T, F] as a model takes them, zero behind each utterance's end."""
     if features.floor_db is not None:
         features_UTF = raise_floor(features_UTF, frames_U, decibels=features.floor_db)
+    if torch.compiler.is_exporting():  # runtimes may add up thousands of values one by one
+        return _NORMALISED[features.normalise](features_UTF.double(), frames_U).float()
     return _NORMALISED[features.normalise](features_UTF, frames_U)
 
 
