@@ -67,7 +67,8 @@ def measure_model(label: str, model: Path, store: Store, *, utterances: int, pla
     chosen = spoken[np.linspace(0, len(spoken) - 1, min(utterances, len(spoken))).astype(int)]
     references = [store.utterance(row).text or "" for row in chosen.tolist()]
     seconds = sum(store.utterance(row).seconds for row in chosen.tolist())
-    np.savez(place / "samples.npz", **{f"{i:05}": store.samples(row) for i, row in enumerate(chosen.tolist())})
+    recordings: dict[str, Any] = {f"{i:05}": store.samples(row) for i, row in enumerate(chosen.tolist())}
+    np.savez(place / "samples.npz", **recordings)
     recogniser = load_recogniser(model)
     emit = None if recogniser.family.recognition is None else recogniser.family.recognition.emit
     by_ctc = emit is not None and recogniser.tokens.as_json()["kind"] != "pretrained"

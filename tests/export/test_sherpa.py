@@ -147,7 +147,7 @@ def test_the_guides_program_runs_where_only_their_packages_are(trained: Trained,
     venv.create(place, with_pip=False)
     packages = next(place.glob("lib/python*/site-packages"))
     here = Path(sherpa_onnx.__file__).parents[1]
-    for name in ("sherpa_onnx*", "soundfile*", "_soundfile*", "numpy*", "cffi*", "_cffi*", "pycparser*"):
+    for name in ("sherpa_onnx*", "soundfile*", "_soundfile*", "numpy*", "cffi*", "_cffi*", "pycparser*", "typing_ext*"):
         for found in here.glob(name):
             (packages / found.name).symlink_to(found)
     arguments = [place / "bin/python", "-I", tmp_path / program.file, tmp_path / "phone", tmp_path / "word.wav"]

@@ -1,7 +1,6 @@
 """`sottovoce export` and `sottovoce import`: a model in a folder of its own, from a run or from another toolkit."""
 
-import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +11,21 @@ from sottovoce.cli.options import Json, Model, OutsideFamily
 
 Out = Annotated[Path, typer.Option(help="The folder to write; it must not be there yet.")]
 
-# What a model can be written as, besides our own folder: functions of a recogniser and a new folder.
-TARGETS: Mapping[str, str] = {
-    "onnx": "sottovoce.export.onnx:export_onnx",
-    "sherpa": "sottovoce.export.sherpa:export_sherpa",
-}
+
+def _write_onnx(recogniser: Any, out: Path, *, int8: bool) -> Mapping[str, Any]:
+    from sottovoce.export.onnx import export_onnx
+
+    return export_onnx(recogniser, out, int8=int8)
+
+
+def _write_sherpa(recogniser: Any, out: Path, *, int8: bool) -> Mapping[str, Any]:
+    from sottovoce.export.sherpa import export_sherpa
+
+    return export_sherpa(recogniser, out, int8=int8)
+
+
+# What a model can be written as, besides our own folder.
+TARGETS: Mapping[str, Callable[..., Mapping[str, Any]]] = {"onnx": _write_onnx, "sherpa": _write_sherpa}
 
 import_app = typer.Typer(no_args_is_help=True, help="Convert a model that another toolkit has trained.")
 
@@ -61,8 +70,7 @@ def export(
     check_model_of_run(model)
     recogniser = load_recogniser(model, family=family)
     if to is not None:
-        module, _, function = TARGETS[to].partition(":")
-        _print_written(out, getattr(importlib.import_module(module), function)(recogniser, out, int8=int8), json)
+        _print_written(out, TARGETS[to](recogniser, out, int8=int8), json)
         return
     if merged:
         recogniser = recogniser.whole

@@ -188,7 +188,7 @@ def _mel_power(samples_UN: Tensor, settings: MelSettings, *, frames: int, pad_mo
     frames_UTK = pad(samples_UN, (half, half), mode=pad_mode).unfold(1, settings.fft_samples, settings.hop_samples)
     frames_UTK = frames_UTK[:, :frames]
     if samples_UN.is_cuda or torch.compiler.is_exporting():
-        parts_UTB2 = (frames_UTK @ waves_K2B).unflatten(2, (half + 1, 2))
+        parts_UTB2 = (frames_UTK @ waves_K2B).view(*frames_UTK.shape[:2], half + 1, 2)
     else:
         parts_UTB2 = torch.view_as_real(torch.fft.rfft(frames_UTK * window_K))
     return parts_UTB2.square().sum(3) @ filters_BF

@@ -140,7 +140,7 @@ def _step_decoder(network: Any, token_B1: Tensor, encoded_BTD: Tensor, past: Seq
 
 
 def _heads(x_BTD: Tensor, like_BHTd: Tensor) -> Tensor:
-    return x_BTD.unflatten(2, (like_BHTd.shape[1], like_BHTd.shape[3])).transpose(1, 2)
+    return x_BTD.reshape(*x_BTD.shape[:2], like_BHTd.shape[1], like_BHTd.shape[3]).transpose(1, 2)
 
 
 def _decoder_shape(settings: Settings) -> tuple[int, int, int]:
