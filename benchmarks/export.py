@@ -4,7 +4,7 @@
     python benchmarks/export.py table
 
 Every row is exported by the command line and run in processes of their own, without torch (`exported.py`). Memory is
-the most that the process had; the real-time factor is computing per second of speech. `base` is a model of the
+the most that the process had; the real-time factor is processor time per second of speech. `base` is a model of the
 paper's size with random weights, for what exporting takes.
 """
 
