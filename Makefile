@@ -6,7 +6,7 @@ TORCH  ?=
 OLDEST ?=
 VENV   := .venv$(TORCH:%=-%)$(OLDEST:%=-oldest)
 PINS   := constraints$(OLDEST:%=-oldest).txt
-EXTRAS := demo,network,hf,dev,site
+EXTRAS := demo,network,hf,export,dev,site
 OLD    := analysis,demo,whisper,dev
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed

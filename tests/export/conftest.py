@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.export.tone_models import trained as trained
 from tests.tones import FEW_WORDS, pack_tones
 
 from sottovoce.base.signatures import load_signing_key

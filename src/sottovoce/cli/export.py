@@ -21,6 +21,8 @@ class Target(StrEnum):
 
     SOTTOVOCE = "sottovoce"
     HUGGINGFACE = "huggingface"
+    ONNX = "onnx"
+    SHERPA = "sherpa"
 
 
 def export(
@@ -29,7 +31,11 @@ def export(
     merged: Annotated[
         bool, typer.Option("--merged", help="The whole model, also where only a part of it was trained.")
     ] = False,
-    to: Annotated[Target, typer.Option(help="Whose layout: this project's own, or Hugging Face's.")] = Target.SOTTOVOCE,
+    to: Annotated[
+        Target,
+        typer.Option(help="Whose layout: this project's own, Hugging Face's, or (extra `export`) other runtimes'."),
+    ] = Target.SOTTOVOCE,
+    int8: Annotated[bool, typer.Option("--int8", help="onnx, sherpa: matrices in eight bits.")] = False,
     base: Annotated[
         str | None, typer.Option(metavar="NAME", help="huggingface: the base model's name on the hub.")
     ] = None,
@@ -58,7 +64,7 @@ def export(
     with and no other; --merged writes the whole model. A model that is not what its run's ledger says is refused.
 
     With --to huggingface a pretrained model is written as `from_pretrained` of transformers or peft loads it, with a
-    card.
+    card. With --to onnx or --to sherpa the whole model is written for other runtimes, on phones and small computers.
 
     What is promised of a run travels along (privacy.json, ledger.jsonl, recipe.yaml): `sottovoce verify` checks it.
 
@@ -71,6 +77,8 @@ def export(
 
     if to is not Target.HUGGINGFACE and (base or dataset or date):
         raise InputError("--base, --dataset and --date are for a card: expected --to huggingface beside them")
+    if int8 and to not in (Target.ONNX, Target.SHERPA):
+        raise InputError("--int8 is for other runtimes: expected --to onnx or --to sherpa beside it")
     if published is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d", published):
         raise InputError(f"--published {published}: expected YYYY-MM-DD")
     key = None if sign is None else load_signing_key(sign)
@@ -81,13 +89,22 @@ def export(
     if merged:
         recogniser = recogniser.whole
     with new_folder(out) as place:
-        if to is Target.HUGGINGFACE:
-            from sottovoce.export.hub import HubNames, export_to_hub
+        match to:
+            case Target.HUGGINGFACE:
+                from sottovoce.export.hub import HubNames, export_to_hub
 
-            names = HubNames(base=base, datasets=tuple(dataset or ()), date=date)
-            written = export_to_hub(model, recogniser, place, names=names)
-        else:
-            written = _write_model(recogniser, place)
+                names = HubNames(base=base, datasets=tuple(dataset or ()), date=date)
+                written = export_to_hub(model, recogniser, place, names=names)
+            case Target.ONNX:
+                from sottovoce.export.onnx import export_onnx
+
+                written = export_onnx(recogniser, place, int8=int8)
+            case Target.SHERPA:
+                from sottovoce.export.sherpa import export_sherpa
+
+                written = export_sherpa(recogniser, place, int8=int8)
+            case Target.SOTTOVOCE:
+                written = _write_model(recogniser, place)
         # Whatever has written the model's files: the guarantee comes last, and its digests cover all of them.
         stated = None
         if source is not None:

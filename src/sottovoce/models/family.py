@@ -30,6 +30,7 @@ from sottovoce.data.audio.waveforms import Features, Waveforms
 from sottovoce.models.attention_search import SearchOptions
 from sottovoce.models.decoding import Hypothesis
 from sottovoce.models.log_mel import Narrow, extract_log_mel
+from sottovoce.models.onnx_graphs import Export
 
 Parameters = Mapping[str, Tensor]
 S = TypeVar("S")  # a family's settings: its architecture
@@ -310,6 +311,7 @@ class Family(Generic[S, D]):
     training: Training[S, D] = field(default_factory=Training)
     inspection: Inspection = field(default_factory=Inspection)
     base_files: BaseFiles | None = None
+    export: Export | None = None
 
 
 def find_family(name: str) -> Family[Any, Any]:

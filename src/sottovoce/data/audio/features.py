@@ -171,7 +171,8 @@ def _power_spectrum(samples_BN: Tensor, window: Tensor, waves: Tensor) -> Tensor
     """Squared real and imaginary parts of each frame's spectrum, interleaved: [B, T, 2 · bins].
 
     On a GPU the spectrum is one matrix product with the windowed `waves`: cuFFT takes 35 ms to plan for every new
-    number of frames, which is what dynamic batches keep giving it.
+    number of frames, which is what dynamic batches keep giving it. So it is in an exported graph: few runtimes have a
+    Fourier transform.
 
     Kaldi takes the mean off each frame, then pre-emphasises it: (x[n] − m) − a·(x[n−1] − m) = (x[n] − a·x[n−1]) −
     (1 − a)·m. So the whole waveform is pre-emphasised once, and no frame is copied more than once. A frame's first
@@ -180,7 +181,7 @@ def _power_spectrum(samples_BN: Tensor, window: Tensor, waves: Tensor) -> Tensor
     emphasised_BN = torch.cat([samples_BN[:, :1], samples_BN[:, 1:] - PRE_EMPHASIS * samples_BN[:, :-1]], dim=1)
     mean_BT1 = samples_BN.unfold(1, WINDOW_SAMPLES, HOP_SAMPLES).mean(dim=2, keepdim=True)
     frames = torch.sub(emphasised_BN.unfold(1, WINDOW_SAMPLES, HOP_SAMPLES), mean_BT1, alpha=1 - PRE_EMPHASIS)
-    if frames.is_cuda:
+    if frames.is_cuda or torch.compiler.is_exporting():
         return (frames @ waves).square()
     spectrum = torch.fft.rfft(frames.mul_(window), n=FFT_SAMPLES)
     return torch.view_as_real(spectrum).square().flatten(2)

@@ -74,6 +74,7 @@ from sottovoce.models.huggingface.network import (
     load_pretrained,
     quiet,
 )
+from sottovoce.models.huggingface.onnx import EXPORT
 from sottovoce.models.huggingface.parts import LORA_TARGETS as LORA_TARGETS
 from sottovoce.models.huggingface.parts import choose_part as choose_part
 from sottovoce.models.huggingface.parts import is_lora_target as is_lora_target
@@ -381,4 +382,5 @@ FAMILY: Family[Settings, int] = Family(
     training=Training(own_tokens=own_tokens, check=check_can_be_trained, accelerate=accelerate),
     inspection=Inspection(encode=encode),
     base_files=BaseFiles(pin=pin_options, describe=describe_base_model, find=find_base_model),
+    export=EXPORT,
 )

@@ -64,7 +64,8 @@ def extract_pretrained(samples_UN: Tensor, lengths_U: Tensor, *, processor: Mapp
     assert samples_UN.dim() == 2, f"samples must be [U, N], got {tuple(samples_UN.shape)}"
     assert samples_UN.dtype == torch.float32, f"float32 samples expected, got {samples_UN.dtype}"
     assert not lengths_U.is_cuda, "lengths must be on the host: reading them there must not wait for the device"
-    assert bool((lengths_U <= samples_UN.shape[1]).all()), "an utterance is longer than its row"
+    is_inside = torch.compiler.is_exporting() or bool((lengths_U <= samples_UN.shape[1]).all())
+    assert is_inside, "an utterance is longer than its row"
     kind = processor.get("feature_extractor_type")
     if not isinstance(kind, str) or kind not in _EXTRACTORS:
         raise InputError(f"preprocessor: feature_extractor_type={kind!r}, expected one of {', '.join(_EXTRACTORS)}")
@@ -90,19 +91,24 @@ def _stacked_filterbanks(samples_UN: Tensor, lengths_U: Tensor, processor: Mappi
     Theirs are our own filterbanks of samples that were not scaled down, with the same floor. The last frame of an odd
     number is in the features, beside one of padding, but is not counted: their attention mask looks at the second.
     """
-    if (stride := processor.get("stride", SEAMLESS_STRIDE)) != SEAMLESS_STRIDE:
-        raise InputError(f"preprocessor: stride={stride!r}, expected {SEAMLESS_STRIDE}")
     mel_count = _whole(processor, "num_mel_bins", default=80)
     device_lengths_U = lengths_U.to(samples_UN.device, non_blocking=True)
     features_UTF, _ = log_mel(samples_UN * INT16_SCALE, device_lengths_U, mel_count=mel_count, dtype=torch.float64)
     features_UTF = features_UTF.float()  # theirs are rounded here too
-    frames_U = frame_lengths(lengths_U)
+    return stack_filterbanks(features_UTF, frame_lengths(lengths_U), processor)
+
+
+def stack_filterbanks(features_UTF: Tensor, frames_U: Tensor, processor: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The same from filterbanks on: normalised, two frames to one."""
+    if (stride := processor.get("stride", SEAMLESS_STRIDE)) != SEAMLESS_STRIDE:
+        raise InputError(f"preprocessor: stride={stride!r}, expected {SEAMLESS_STRIDE}")
+    mel_count = features_UTF.shape[2]
     mask_UT1 = _mask(features_UTF, frames_U, features_UTF.shape[1])[:, :, None]
     centred_UTF, variance_U1F = _centre(features_UTF, mask_UT1, lost=1)
     padding_value = _padding_value(processor)
     normalised_UTF = (centred_UTF / (variance_U1F + VARIANCE_FLOOR).sqrt()).where(mask_UT1, padding_value)
     even_UTF = pad(normalised_UTF, (0, 0, 0, normalised_UTF.shape[1] % 2), value=padding_value)
-    return even_UTF.reshape(len(even_UTF), even_UTF.shape[1] // 2, 2 * mel_count), frames_U // 2
+    return even_UTF.reshape(even_UTF.shape[0], even_UTF.shape[1] // 2, 2 * mel_count), frames_U // 2
 
 
 def _whole_windows(samples_UN: Tensor, lengths_U: Tensor, processor: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -178,15 +184,15 @@ def _centre(features_UTF: Tensor, mask_UT1: Tensor, *, lost: int) -> tuple[Tenso
 def _mel_power(samples_UN: Tensor, settings: MelSettings, *, frames: int, pad_mode: str) -> Tensor:
     """Power in each mel filter of the first `frames` frames, whose middles are 0, hop, 2·hop ...: [U, T, F].
 
-    On a processor this is theirs step by step, in float32, with their roundings. On a GPU the spectrum is one matrix
-    product, as in `sottovoce.data.audio.features` (cuFFT plans anew for every number of frames), whose rounding would
-    be larger than theirs: there it is float64's.
+    On a processor this is theirs step by step, in float32, with their roundings. On a GPU, and in an exported graph,
+    the spectrum is one matrix product, as in `sottovoce.data.audio.features` (cuFFT plans anew for every number of
+    frames), whose rounding would be larger than theirs: there it is float64's.
     """
     window_K, waves_K2B, filters_FB = _constants(settings, samples_UN.device)
     half = settings.fft_samples // 2
     frames_UTK = pad(samples_UN, (half, half), mode=pad_mode).unfold(1, settings.fft_samples, settings.hop_samples)
     frames_UTK = frames_UTK[:, :frames]
-    if samples_UN.is_cuda:
+    if samples_UN.is_cuda or torch.compiler.is_exporting():
         parts_UTB2 = (frames_UTK.double() @ waves_K2B).view(*frames_UTK.shape[:2], half + 1, 2)
         return (filters_FB.double() @ parts_UTB2.square().sum(3).mT).mT.float()
     spectrum_UTB = torch.fft.rfft(frames_UTK * window_K)

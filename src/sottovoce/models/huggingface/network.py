@@ -10,7 +10,7 @@ Shapes: B utterances, T frames, F features, V outputs, L tokens, D width.
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -218,6 +218,9 @@ def _forget_values(module: nn.Module) -> None:
                 layer._parameters[name] = blank.setdefault(id(p), nn.Parameter(p.to("meta"), requires_grad=False))
 
 
+Method = str | Callable[..., Any]
+
+
 def _encoder(network: Any) -> Any:
     """What makes vectors of speech: a part of every network."""
     if isinstance(network, EncoderCtc):
@@ -255,8 +258,8 @@ class PreparedNetwork:
         given = {**self.buffers, **parameters}
         with self.scope():
             try:
-                for owner, key, name, _ in self.slots:
-                    owner[key] = given[name]
+                for owner, key, name, empty in self.slots:
+                    owner[key] = given.get(name, empty)  # a part of a network needs its own tensors alone
                 for owner, key, _, _ in self.norms:
                     owner[key] = norm_frames_B
                 yield
@@ -300,17 +303,20 @@ def call_network(
     norm_frames_B: Tensor | None = None,
     training: bool = False,
     recompute: bool = False,
-    method: str = "forward",
+    method: Method = "forward",
 ) -> Any:
     """What the network makes of `inputs`; `norm_frames_B` are the frames that group norms look at, None for all.
 
-    `method` is what is called of it: the network itself, its encoder (`encode`), or its own decoding (`generate`).
+    `method` is what is called of it: the network itself, its encoder (`encode`), its own decoding
+    (`generate`), or a function of it.
     """
     if settings.kind in MERGED:
         parameters = with_corrections(parameters)
     corrected = frozenset(name.removesuffix(".lora_a") for name in parameters if name.endswith(".lora_a"))
     prepared = _prepare(settings, corrected, training, recompute, next(iter(parameters.values())).device)
     with prepared.holding(parameters, norm_frames_B):
+        if not isinstance(method, str):
+            return method(prepared.module, **inputs)
         if method == "generate":
             return prepared.module.generate(**inputs)
         if method == "encode":

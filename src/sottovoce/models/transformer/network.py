@@ -206,7 +206,7 @@ def forward(
         moved = None if draws is None else draws.positions
         positions_BT = cape_positions(device_lengths_B, frames=frames, seconds_per_frame=SECONDS_PER_FRAME, draws=moved)
     else:
-        positions_BT = plain_positions(frames, device=device).expand(len(lengths_B), frames)
+        positions_BT = plain_positions(frames, device=device).expand(lengths_B.shape[0], frames)
     dtype = parameters["conv.weight"].dtype
     in_lengths_B = lengths_B.to(device, non_blocking=True)
     if settings.as_released:
