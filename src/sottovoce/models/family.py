@@ -17,7 +17,6 @@ import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -28,6 +27,7 @@ from sottovoce.base.importing import import_named
 from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings, apply_masks, draw_bands, draw_masks
 from sottovoce.data.audio.waveforms import Features, Waveforms
 from sottovoce.models.attention_search import SearchOptions
+from sottovoce.models.base_files import BaseFiles
 from sottovoce.models.decoding import Hypothesis
 from sottovoce.models.log_mel import Narrow, extract_log_mel
 from sottovoce.models.onnx_graphs import Export
@@ -259,28 +259,6 @@ class Inspection:
     measure: Callable[..., dict[str, Tensor]] | None = None
     validation: str = "loss"
     encode: Callable[..., tuple[Tensor, Tensor]] | None = None
-
-
-class BaseModelName(NamedTuple):
-    """A base model for people: its name, the SHA-256 of its files, and what of it is trained."""
-
-    name: str
-    digest: str
-    trained: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaseFiles:
-    """Files that models are made from, which lie at every client and are never sent.
-
-    `pin(options)` are options that know them by their digest alone; pinned ones stay as they are. `describe(options)`
-    is InputError for all but pinned ones: a client opens nothing that a server names. `find(options, folder)` is
-    InputError unless they are here: in the `folder` that a person gave, or, with None, where such files are kept.
-    """
-
-    pin: Callable[[Any], Any]
-    describe: Callable[[Any], BaseModelName]
-    find: Callable[[Any, Path | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)

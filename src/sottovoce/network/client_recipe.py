@@ -11,7 +11,8 @@ from sottovoce.base.errors import InputError
 from sottovoce.config import Recipe, validate_recipe
 from sottovoce.config.sections import read_model
 from sottovoce.data.population import PRIVACY_UNITS
-from sottovoce.models.family import REGISTERED, BaseModelName, find_family
+from sottovoce.models.base_files import BaseModelName
+from sottovoce.models.family import REGISTERED, find_family
 from sottovoce.optimisers import OPTIMISERS
 from sottovoce.privacy.plugins import PLUGIN_KEYS
 from sottovoce.privacy.settings import Mode, Weighting

@@ -25,9 +25,9 @@ from sottovoce.data.text.pretrained_tokens import read_pretrained_tokens
 from sottovoce.data.text.tokens import Tokens
 from sottovoce.models import ctc
 from sottovoce.models.attention_search import SearchOptions
+from sottovoce.models.base_files import BaseFiles
 from sottovoce.models.decoding import Hypothesis
 from sottovoce.models.family import (
-    BaseFiles,
     Family,
     FrontEnd,
     Inspection,

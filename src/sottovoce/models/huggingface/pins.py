@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from sottovoce.base.digests import content_digest
 from sottovoce.base.errors import InputError
 from sottovoce.base.parsing import quote
-from sottovoce.models.family import BaseModelName
+from sottovoce.models.base_files import BaseModelName
 from sottovoce.models.huggingface.folder import CONFIG, MODELS, PretrainedFolder, open_folder
 
 if TYPE_CHECKING:

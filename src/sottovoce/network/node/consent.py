@@ -1,6 +1,6 @@
 """An invitation as sentences that a person can accept or refuse."""
 
-from sottovoce.models.family import BaseModelName
+from sottovoce.models.base_files import BaseModelName
 from sottovoce.network.client_recipe import base_model_of
 from sottovoce.network.invitation import Invitation
 from sottovoce.network.secure_sum.words import epsilon_for_server
