@@ -93,7 +93,7 @@ def test_a_folder_that_was_given_is_opened_and_not_when_it_has_changed(
         _ = pinned.folder
 
 
-@pytest.mark.parametrize("folder", ["code", "pickled", "nothing"])
+@pytest.mark.parametrize("folder", ["code", "pickled", "adapter", "nothing"])
 def test_a_folder_is_given_under_the_rules_of_any_folder(tiny: Path, models: Path, tmp_path: Path, folder: str) -> None:
     own = shutil.copytree(tiny, tmp_path / folder)
     pinned = pin_options(Options(source=str(own)))
@@ -102,9 +102,11 @@ def test_a_folder_is_given_under_the_rules_of_any_folder(tiny: Path, models: Pat
         (own / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "code.Model"}}))
     elif folder == "pickled":
         (own / "model.safetensors").rename(own / "pytorch_model.bin")
+    elif folder == "adapter":
+        (own / "adapter_config.json").write_text("{}")
     else:
         shutil.rmtree(own)
-    with pytest.raises(InputError, match=r"never run|only safetensors are read|with a config.json"):
+    with pytest.raises(InputError, match=r"never run|only safetensors are read|expected the base model alone|with a config.json"):
         find_base_model(pinned, own)
 
 

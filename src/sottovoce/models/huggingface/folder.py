@@ -28,7 +28,7 @@ from sottovoce.models.hub import CARD
 MODELS = "SOTTOVOCE_MODELS"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
-GENERATION = "generation_config.json"
+GENERATION, ADAPTER = "generation_config.json", "adapter_config.json"
 _FRONT_MATTER = re.compile(r"---\r?\n(.*?)\n---\s", re.DOTALL)
 TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json"),
@@ -159,6 +159,8 @@ def _read_folder(
     if config.get("quantization_config") is not None:
         raise InputError(f"{path}: quantised weights cannot be trained; expected float32, float16 or bfloat16")
     names = {file for file, _ in present}
+    if ADAPTER in names:  # transformers would add it to the weights, and no digest would know
+        raise InputError(f"{path}: it holds {ADAPTER}, corrections for a base model; expected the base model alone")
     processor_file = next((name for name in PROCESSORS if name in names), None)
     if processor_file is None:
         raise InputError(f"{path}: no {' or '.join(PROCESSORS)}, which say what features the model takes")
