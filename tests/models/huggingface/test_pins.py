@@ -106,7 +106,8 @@ def test_a_folder_is_given_under_the_rules_of_any_folder(tiny: Path, models: Pat
         (own / "adapter_config.json").write_text("{}")
     else:
         shutil.rmtree(own)
-    with pytest.raises(InputError, match=r"never run|only safetensors are read|expected the base model alone|with a config.json"):
+    refusals = r"never run|only safetensors are read|expected the base model alone|with a config.json"
+    with pytest.raises(InputError, match=refusals):
         find_base_model(pinned, own)
 
 
