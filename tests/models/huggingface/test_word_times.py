@@ -151,3 +151,16 @@ def test_pieces_that_are_bytes_are_written_as_letters() -> None:
     spans = [TokenSpan(token, place, place + 1) for place, token in enumerate(ids)]
     words = join_words(spans, tokens.pieces(), spell=tokens.spell)
     assert [(word.text, word.start, word.end) for word in words] == [("un", 0, 2), ("Café,", 3, 9)]
+
+
+def test_tokens_without_times_are_spread_over_what_was_spoken(tmp_path: Path) -> None:
+    """Not over the silence around it: words behind a recording's end would be dropped."""
+    recogniser = recogniser_of(write_tiny_model("moonshine", tmp_path / "moonshine"), silence_seconds=1.0)
+    recordings = pad_waveforms([stream(1, "noise").normal(0, 3_000, SAMPLE_RATE).astype(np.int16)])
+    features = family.extract_features(recordings, settings=recogniser.settings, dtype=torch.float32)
+    ((text,),) = family.search(recogniser.parameters, features, settings=recogniser.settings, how=GREEDY)
+    lead, frame_samples = family.lead_frames(recogniser.settings), family.samples_per_frame(recogniser.settings)
+    assert len(text.frames) > 1
+    assert text.frames == sorted(text.frames)
+    assert lead <= text.frames[0]
+    assert text.frames[-1] < lead + SAMPLE_RATE / frame_samples

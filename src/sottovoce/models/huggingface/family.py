@@ -229,8 +229,9 @@ def search(
         line = line[len(prompt) :] if line[: len(prompt)] == list(prompt) else line
         ended = end in line[: most + 1]
         tokens = line[: line.index(end)] if ended else line[:most]
-        # Until `align_texts` says when a token was said: spread evenly, for joining windows.
-        places = [int(frames * (place + 0.5) / max(len(tokens), 1)) for place in range(len(tokens))]
+        # Until `align_texts` says when a token was said: spread evenly over what was spoken, for joining windows.
+        spoken, lead = max(frames - 2 * lead_frames(settings), 0), lead_frames(settings)
+        places = [lead + int(spoken * (place + 0.5) / max(len(tokens), 1)) for place in range(len(tokens))]
         texts.append([Hypothesis([token + 1 for token in tokens], places, 0.0, ended)])
     return texts
 
