@@ -107,6 +107,7 @@ def test_files_are_those_that_others_expect(exports: dict[str, Path]) -> None:
     whole = {"config.json", "model.safetensors", "generation_config.json"}
     assert dict(every(exports["adapter"])).keys() == shared | adapter
     assert dict(every(exports["whole"])).keys() == shared | whole
+    assert {(exports["whole"] / name).stat().st_mode & 0o777 for name in (shared | whole) - guarantee} == {0o644}
     config = json.loads((exports["adapter"] / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["r"], config["lora_alpha"]) == ("org/base", 2, 2)
 

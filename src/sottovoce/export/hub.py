@@ -128,7 +128,10 @@ def export_to_hub(model: Path, recogniser: Recogniser, folder: Path, *, names: H
         for name, entries in eval_results(scores, date=names.date).items():
             (written / EVAL_RESULTS).mkdir(exist_ok=True)
             _write(written / EVAL_RESULTS / f"{name.replace('/', '--')}.yaml", _yaml(entries))
-        size = sum(file.stat().st_size for file in written.rglob("*") if file.is_file())
+        files = [file for file in written.rglob("*") if file.is_file()]
+        for file in files:  # safetensors are written for their owner alone, and this is to be published
+            file.chmod(0o644)
+        size = sum(file.stat().st_size for file in files)
         reset_file_times(written)
     return {
         "folder": str(folder),
