@@ -33,6 +33,7 @@ from sottovoce.privacy.settings import Mode, PrivacySettings
 
 LEDGER = "ledger.jsonl"
 ALL_MADE = "all planned rounds are made"
+_REFUSED = ("sigma_dp", "adaptive", "time_line", "weighting", "weights")
 _FROM_PLAN = ("population_size", "cohort_size", "clip_bound", "noise_multiplier", "delta")
 
 
@@ -155,16 +156,12 @@ class PrivateRun:
         """Draw and charge the next round, which begins with these parameters; None where the run stops.
 
         It stops when all planned rounds are made, or before one that the budget does not allow: `stopped` says which.
-        What the round before has made of the parameters is committed to the ledger. When this returns, the round is
-        charged on the disk, whether anything comes of it or not.
+        What the round before has made of the parameters is committed first. When this returns, the round is charged on
+        the disk, whether anything comes of it or not.
         """
-        if self._round is not None and not self._round.is_released:
-            raise InputError(f"step {self._round.step} is charged and not released: whether it is must not depend on it")
+        self.commit(parameters)
         parameters_P = self._form.flatten(parameters)
         digest = fingerprint_tensor(parameters_P)
-        if self._round is not None:
-            self._ledger.commit(step=self._round.step, result=digest)
-            self._round = None
         if self.step >= self.central_steps:
             return self._stop(ALL_MADE)
         plan, ledger, step = self.plan, self._ledger, self.step
@@ -186,6 +183,20 @@ class PrivateRun:
         )
         self.step += 1
         return self._round
+
+    def commit(self, parameters: Arrays) -> None:
+        """Commit what the last round has made of the parameters to the ledger: from there a run can go on.
+
+        `next_round` does so itself; call it where no further round is asked for.
+        """
+        if self._round is None:
+            return
+        if not self._round.is_released:
+            raise InputError(
+                f"step {self._round.step} is charged and not released: whether it is must not depend on it"
+            )
+        self._ledger.commit(step=self._round.step, result=fingerprint_tensor(self._form.flatten(parameters)))
+        self._round = None
 
     def _stop(self, why: str) -> None:
         self.stopped = why
@@ -222,19 +233,25 @@ def start_run(
 
     To go on, give the parameters with which a round began or ended: the ledger knows them by their digest.
     """
+    plan = build_plan(planned, ArrayForm.of(parameters), privacy_unit=privacy_unit, **options)
+    return PrivateRun(plan, parameters, central_steps=planned.central_steps, folder=Path(folder), key=key)
+
+
+def build_plan(planned: PlannedRun, form: ArrayForm, *, privacy_unit: str = "user", **options: Any) -> Plan:
+    """The plan of a run for parameters of this form."""
     if planned.measured is not None:
         raise InputError("a plan with client_wers: nothing here measures any; expected one without")
-    if given := [name for name in (*_FROM_PLAN, "sigma_dp", "adaptive", "time_line") if name in options]:
-        why = "the plan says it" if given[0] in _FROM_PLAN else "not in a loop of one's own"
-        raise InputError(f"{given[0]}={options[given[0]]}: {why}")
+    for name in (*_FROM_PLAN, *_REFUSED):
+        if options.get(name) is not None:
+            why = "the plan has it" if name in _FROM_PLAN else "nothing in a loop of one's own does that"
+            raise InputError(f"{name}={options[name]}: {why}; expected none")
     options.setdefault("mode", Mode.SECURE if options.get("root_seed") is None else Mode.SEEDED)
     fixed = {name: getattr(planned, name) for name in _FROM_PLAN}
     try:
         settings = PrivacySettings(**fixed, privacy_unit=privacy_unit, **options)
     except TypeError as unknown:
         raise InputError(f"options={', '.join(options)}: {unknown}; expected settings of PrivacySettings") from None
-    plan = Plan(settings, ArrayForm.of(parameters).layout)
-    return PrivateRun(plan, parameters, central_steps=planned.central_steps, folder=Path(folder), key=key)
+    return Plan(settings, form.layout)
 
 
 def _find_step(path: Path, digest: str) -> tuple[int, Mark | None]:
