@@ -1,17 +1,22 @@
 """An ordinary app of Flower for tests: users who pull a small model to their own, some of them in trouble."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Result
+from flwr.supercore.task_identity import TaskIdentity
 
 from sottovoce.base.seeds import stream
-from sottovoce.dp.flower import Mod, to_models, to_record
+from sottovoce.dp import plan_run
+from sottovoce.dp.flower import Mod, PrivateStrategy, to_models, to_record
 
 NAN, FAILS, MISSING, MISSHAPEN = 1, 2, 3, 4  # users, by their index
+PLANNED = plan_run(12, cohort_size=6, central_steps=4, delta=1e-2, noise_multiplier=1.0, clip_bound=0.5)
 START = {"w": np.zeros((3, 2), dtype=np.float32), "b": np.zeros(2, dtype=np.float32)}
 
 
@@ -45,11 +50,33 @@ def make_client_app(mods: list[Mod], *, trouble: bool = True) -> ClientApp:
     return app
 
 
+def ask_users(grid: Grid) -> dict[int, int]:
+    """Which node each user is: nodes are asked, since the runtime names them at random. One of them is not there."""
+    asked = [
+        Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node) for node in grid.get_node_ids()
+    ]
+    replies = grid.send_and_receive(asked)
+    found = {int(reply.content["metrics"]["user"]): reply.metadata.src_node_id for reply in replies}
+    return {user: node for user, node in found.items() if user != MISSING}
+
+
+def serve(folder: Path, results: list[Result]) -> ServerApp:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = PrivateStrategy(PLANNED, folder=folder, users=ask_users, root_seed=3)
+        results.append(strategy.start(grid, to_record(START)))
+
+    return app
+
+
 class LocalGrid(Grid):
     """Nodes in this process, the last of them first to answer. Some never do. `replies` is all that they sent."""
 
     def __init__(self, app: ClientApp, *, nodes: int, missing: Iterable[int] = ()) -> None:
         self._app, self._nodes, self._missing = app, nodes, set(missing)
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # as a process of Flower has them
         self.replies: list[Message] = []
 
     def set_run(self, run: Any) -> None: ...
@@ -76,8 +103,6 @@ class LocalGrid(Grid):
         return reversed(replies)
 
     def _answer(self, message: Message) -> Message:
-        from flwr.app import Error
-
         node = message.metadata.dst_node_id
         config = {"partition-id": node - 100}
         try:
