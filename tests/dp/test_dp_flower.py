@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import math
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.dp.own_run import Models, run_ours
+from tests.guides import DOCS, blocks
 
 from sottovoce import dp
 
@@ -107,6 +109,17 @@ def test_it_runs_in_flowers_own_simulation_with_ray(tmp_path: Path) -> None:
     subprocess.run(program, check=True, cwd=Path(__file__).parents[2], capture_output=True)
     with np.load(tmp_path / "model.npz") as model:
         check_same(tmp_path, to_record(dict(model)), root_seed=3)
+
+
+def test_the_app_of_the_guide_runs_and_is_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (program,) = blocks(DOCS / "guides" / "flower.md", "python")
+    (tmp_path / program.file).write_text(program.content, encoding="utf-8")
+    app = runpy.run_path(str(tmp_path / program.file))
+    monkeypatch.chdir(tmp_path)
+    simulate(app["server_app"], app["client_app"], nodes=20, monkeypatch=monkeypatch)
+    stated = dp.state_run("runs/flower")
+    assert (stated.kind, stated.guarantee.made) == ("release", 5)
+    assert stated.epsilon <= 8
 
 
 def test_a_client_with_the_mod_sends_a_clipped_model_and_nothing_else(tmp_path: Path) -> None:
