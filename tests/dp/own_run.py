@@ -18,6 +18,7 @@ from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
 from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.ledger_report import LedgerReport
+from sottovoce.privacy.mechanism import MechanismSettings
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings
 
@@ -51,6 +52,9 @@ def run_ours(
     tensors = {name: torch.from_numpy(np.array(one)) for name, one in start.items()}
     layout = Layout.of(tensors)
     names = ("population_size", "cohort_size", "clip_bound", "noise_multiplier", "delta")
+    if "mechanism" in options:
+        sizes = {"population_size": planned.population_size, "cohort_size": planned.cohort_size}
+        options["mechanism"] = MechanismSettings(**options["mechanism"]).for_run(planned.central_steps, **sizes)
     settings = PrivacySettings(**{name: getattr(planned, name) for name in names}, privacy_unit="user", **options)
     plan = Plan(settings, layout)
     sgd = ServerSettings(optimiser={"name": "sgd"}, schedule={"name": "constant", "lr": 1.0})

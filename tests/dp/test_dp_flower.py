@@ -168,6 +168,22 @@ def test_the_budget_stops_an_app_which_goes_on_with_a_larger_one(tmp_path: Path)
     check_same(tmp_path, later.arrays, root_seed=3)
 
 
+@pytest.mark.parametrize("kept", [1, 2])
+def test_an_app_that_was_killed_goes_on_from_a_model_that_it_saved(tmp_path: Path, kept: int) -> None:
+    grid, saved = LocalGrid(make_client_app([]), nodes=12, missing=[MISSING]), dict[int, ArrayRecord]()
+
+    def save(step: int, arrays: ArrayRecord) -> None:
+        saved[step] = arrays
+        if step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        PrivateStrategy(PLANNED, folder=tmp_path, root_seed=3).start(grid, to_record(START), evaluate_fn=save)
+    later = PrivateStrategy(PLANNED, folder=tmp_path, root_seed=3).start(grid, saved[kept])
+    assert len(later.train_metrics_clientapp) == 4 - kept
+    check_same(tmp_path, later.arrays, root_seed=3)
+
+
 def test_a_round_that_nobody_answers_is_released_as_noise(tmp_path: Path) -> None:
     grid = LocalGrid(make_client_app([]), nodes=12, missing=range(12))
     result = PrivateStrategy(PLANNED, folder=tmp_path).start(grid, to_record(START))

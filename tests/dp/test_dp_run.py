@@ -18,9 +18,7 @@ from tests.dp.own_run import run_ours
 
 from sottovoce import dp
 from sottovoce.base.seeds import stream
-from sottovoce.privacy.mechanism import Correlated
 from sottovoce.privacy.rdp import ORDERS
-from sottovoce.privacy.strategies import Banded
 
 PLANNED = dp.plan_run(40, cohort_size=8, central_steps=6, delta=1e-3, noise_multiplier=1.0, clip_bound=0.5)
 START = {"w": np.zeros((3, 2), dtype=np.float32), "b": np.zeros(2, dtype=np.float32)}
@@ -49,7 +47,7 @@ def go_on(run: dp.PrivateRun, model: Models, *, rounds: int = 1000) -> Models:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"sampling": "fixed_size"}, {"mechanism": Correlated(cycle=2, strategy=Banded(column=(1.0, 0.4)))}],
+    [{}, {"sampling": "fixed_size"}, {"mechanism": {"kind": "banded", "bands": 2}}],
     ids=["poisson", "fixed size", "correlated"],
 )
 def test_a_loop_of_ones_own_is_a_run_of_ours_to_the_bit(tmp_path: Path, options: dict[str, Any]) -> None:
@@ -128,6 +126,20 @@ def test_a_release_that_was_interrupted_pays_for_what_was_lost(tmp_path: Path) -
     assert (stated.ledger.steps, stated.ledger.attempts) == (6, 7)
     assert stated.guarantee.epsilon.rdp == pytest.approx(dp_rdp(7), rel=1e-9)
     assert dict(stated.facts)["repeated after a crash"] == "1 attempts; each is in ε"
+
+
+def test_a_release_with_correlated_noise_goes_on_and_leaves_no_secrets(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"folder": tmp_path, "mechanism": {"kind": "banded", "bands": 2}}
+    with dp.start_run(PLANNED, START, **options) as run:
+        model = go_on(run, START, rounds=2)
+        assert run.next_round(model) is not None  # charged, and then killed
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
+    with dp.start_run(PLANNED, model, **options) as run:
+        go_on(run, model)
+    stated = dp.state_run(tmp_path)
+    assert (stated.ledger.steps, stated.ledger.attempts) == (6, 7)
+    assert "correlated over rounds" in dict(stated.facts)["noise"]
+    assert not (tmp_path / "secrets").exists()
 
 
 def test_a_run_goes_on_only_with_its_own_parameters_and_plan(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def subtract_mean(parameters: Models, mean: Models) -> Models:
 
 
 @final
-class PrivateStrategy(Strategy):
+class PrivateStrategy(Strategy):  # type: ignore[misc]  # flwr is skipped by mypy
     """A strategy whose models are private for each user, by `planned` (`sottovoce.dp.plan_run`).
 
     Guarantee: that of `PrivateRun`, whose folder and `options` (`start_run`) these are. Each round draws every one of
@@ -96,7 +96,6 @@ class PrivateStrategy(Strategy):
             left = max(self.run.guarantee.steps - self.run.step, 0)
             rounds = left if num_rounds is None else min(num_rounds, left)
             result = super().start(grid, initial_arrays, rounds, **options)
-            self.run.commit(to_models(result.arrays) if rounds else to_models(initial_arrays))
         finally:
             self.run.close()
         _log.info("\t%s", self.run.guarantee.words)
@@ -133,6 +132,7 @@ class PrivateStrategy(Strategy):
         turn, self._round = self._round, None
         if turn is None:
             return None, None
+        assert self.run is not None
         answers: dict[int, Message] = {}
         for reply in replies:
             user = self._asked.get(reply.metadata.src_node_id)
@@ -143,9 +143,10 @@ class PrivateStrategy(Strategy):
                 turn.add_trained(user, _model_in(answers[user]))
             except InputError:  # whether a round fails must not depend on one user
                 continue
-        arrays = to_record(self._server_step(self._parameters, turn.release()))
+        following = self._server_step(self._parameters, turn.release())
+        self.run.commit(following)  # before anybody can save it: from here a run can go on
         spent = {} if turn.epsilon is None else {"epsilon": turn.epsilon, "delta": self._planned.delta}
-        return arrays, MetricRecord(spent)
+        return to_record(following), MetricRecord(spent)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

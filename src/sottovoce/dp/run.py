@@ -12,6 +12,7 @@ Nothing here reads speech, or knows what a model is.
 Shapes: P flat length.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
@@ -25,6 +26,7 @@ from sottovoce.privacy.chain import Mark, read_chain
 from sottovoce.privacy.fingerprint import fingerprint_tensor
 from sottovoce.privacy.guarantee import Guarantee, guarantee_of
 from sottovoce.privacy.ledger import BudgetSpent, Charge, Ledger, cohort_commitment, verify
+from sottovoce.privacy.mechanism import MechanismSettings
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.planner import PlannedRun
 from sottovoce.privacy.round_noise import MEMORY, CorrelatedNoise
@@ -137,7 +139,7 @@ class PrivateRun:
         path, digest = folder / LEDGER, fingerprint_tensor(form.flatten(parameters))
         self.step, checkpoint = _find_step(path, digest)
         repeatable = form.device.type == "cpu"
-        header = plan.ledger_header(run=folder.name, repeatable=repeatable, central_steps=central_steps)
+        header = plan.ledger_header(run=folder.resolve().name, repeatable=repeatable, central_steps=central_steps)
         self._ledger = Ledger(path, header=header, checkpoint=checkpoint, key=key)
         try:
             is_secure = plan.settings.mode is Mode.SECURE
@@ -163,7 +165,8 @@ class PrivateRun:
         parameters_P = self._form.flatten(parameters)
         digest = fingerprint_tensor(parameters_P)
         if self.step >= self.central_steps:
-            return self._stop(ALL_MADE)
+            self._stop(ALL_MADE)
+            return None
         plan, ledger, step = self.plan, self._ledger, self.step
         if self._correlated is not None:
             self._correlated.advance_to(ledger.next_row(step))
@@ -172,7 +175,8 @@ class PrivateRun:
         try:
             charge = plan.charge(ledger, step=step, parameters=digest, cohort=commitment)
         except BudgetSpent as spent:
-            return self._stop(str(spent))
+            self._stop(str(spent))
+            return None
         self._round = PrivateRound(
             plan,
             charge,
@@ -187,7 +191,7 @@ class PrivateRun:
     def commit(self, parameters: Arrays) -> None:
         """Commit what the last round has made of the parameters to the ledger: from there a run can go on.
 
-        `next_round` does so itself; call it where no further round is asked for.
+        `next_round` does so itself. Call it before you save the parameters, or where no further round is asked for.
         """
         if self._round is None:
             return
@@ -228,8 +232,9 @@ def start_run(
 
     `privacy_unit` is who is protected: all that one of the `population_size` indices holds. `options` are further
     settings of `PrivacySettings`: a `root_seed` makes it a simulation, which protects nobody; without one, cohorts and
-    noise come from the operating system. `epsilon_budget` stops it, `share`, `mechanism` and others change the chain,
-    and the ledger's ε with it. The `key` signs the ledger.
+    noise come from the operating system. `epsilon_budget` stops it. `share`, `sampling`, `mechanism` (as recipes have
+    it: `{"kind": "banded", "bands": 8}`) and others change the chain, and the ledger's ε with it. The `key` signs the
+    ledger.
 
     To go on, give the parameters with which a round began or ended: the ledger knows them by their digest.
     """
@@ -245,6 +250,9 @@ def build_plan(planned: PlannedRun, form: ArrayForm, *, privacy_unit: str = "use
         if options.get(name) is not None:
             why = "the plan has it" if name in _FROM_PLAN else "nothing in a loop of one's own does that"
             raise InputError(f"{name}={options[name]}: {why}; expected none")
+    if isinstance(options.get("mechanism"), Mapping):
+        sizes = {"population_size": planned.population_size, "cohort_size": planned.cohort_size}
+        options["mechanism"] = MechanismSettings(**options["mechanism"]).for_run(planned.central_steps, **sizes)
     options.setdefault("mode", Mode.SECURE if options.get("root_seed") is None else Mode.SEEDED)
     fixed = {name: getattr(planned, name) for name in _FROM_PLAN}
     try:
