@@ -67,9 +67,14 @@ def test_the_guides_are_found() -> None:
     assert sum(len(blocks(guide, "python")) for guide in GUIDES) >= 4
 
 
+OF_EXTRAS = {"flwr": "flower or network", "sklearn": "analysis or dev"}
+
+
 @guides_with("python")
 def test_programs_run(guide: Path, folder: Path) -> None:
     for block in blocks(guide, "python"):
+        for module in (name for name in OF_EXTRAS if f"from {name}" in block.content):
+            pytest.importorskip(module, reason=f"{block.file} needs the extra {OF_EXTRAS[module]}")
         # By its whole path, as Python has it: processes that a program starts look for it again.
         runpy.run_path(str(folder / block.file), run_name="__main__")
 

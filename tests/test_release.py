@@ -63,7 +63,7 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
 def test_the_pinned_versions_are_within_the_bounds() -> None:
     pinned = pins("constraints.txt")
     for one in requirements(*EXTRAS):
-        if canonical(one.name) in pinned:  # not what only a few need: scikit-learn
+        if canonical(one.name) in pinned:  # not what only a few need: ray
             assert pinned[canonical(one.name)] in one.specifier, one.name
 
 

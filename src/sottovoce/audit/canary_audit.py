@@ -22,7 +22,7 @@ from torch import Tensor
 from sottovoce.audit.canaries import Canaries, CanaryEngine, Floats, MatchedFilter, canary_scores, others_in
 from sottovoce.audit.epsilon import LEVEL, EpsilonFit, GuessBound, bound_epsilon, fit_epsilon
 from sottovoce.audit.release_checks import NoiseCheck, NoiseMeter, SamplingCheck, SamplingMeter
-from sottovoce.audit.rounds import AuditedRounds, JoinedEngine, audited_plan
+from sottovoce.audit.rounds import JoinedEngine, RoundsToAudit, audited_plan
 from sottovoce.base.errors import InputError
 from sottovoce.federated.engines import Engine
 from sottovoce.privacy.accounting import Epsilon
@@ -154,7 +154,7 @@ class Audit:
 
 def audit_rounds(
     plan: Plan,
-    rounds: AuditedRounds,
+    rounds: RoundsToAudit,
     people: Sequence[tuple[Engine, int]] = (),
     *,
     canaries: int,

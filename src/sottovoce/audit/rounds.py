@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import final
+from typing import Protocol, final
 
 from torch import Tensor
 
@@ -48,6 +48,20 @@ def audited_plan(plan: Plan, *, others: int) -> Plan:
         epsilon_budget=None,
     )
     return replace(plan, settings=settings)
+
+
+class RoundsToAudit(Protocol):
+    """`count` rounds that move `server`, whoever makes them."""
+
+    @property
+    def server(self) -> Server: ...
+
+    @property
+    def count(self) -> int: ...
+
+    def make(self, plan: Plan, engine: Engine, *, on_release: OnAuditedRelease) -> LedgerReport:
+        """Make them with the clients of `engine`; returns what the ledger says of them."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

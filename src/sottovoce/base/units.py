@@ -32,6 +32,7 @@ class PrivacyUnit:
 SPEAKER = PrivacyUnit("speaker", "speaker", "people")
 SILO = PrivacyUnit("silo with all its speakers", "silo", "silos", inside="speaker")
 UNITS = (SPEAKER, SILO)
+USER = PrivacyUnit("user", "user", "users", is_known=False)  # of a run in somebody else's loop
 
 
 def unit_named(name: str) -> PrivacyUnit:
@@ -42,5 +43,5 @@ def unit_named(name: str) -> PrivacyUnit:
     >>> unit_named("household").one, unit_named("household").is_known
     ('one household', False)
     """
-    known = {unit.name: unit for unit in UNITS} | {unit.short: unit for unit in UNITS}
+    known = {unit.name: unit for unit in (*UNITS, USER)} | {unit.short: unit for unit in UNITS}
     return known.get(name) or PrivacyUnit(name, name, f"units ({name})", is_known=False)
