@@ -37,11 +37,12 @@ demo: $(STAMP)  ## run the main job: a private recogniser from a synthetic crowd
 test: $(STAMP)  ## run the tests, those of clients over a network included
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(if $(MARKS),-m '$(MARKS)') $(if $(OLDEST),-W ignore::DeprecationWarning)
 
-check: $(STAMP)  ## format, lint, types, import layers
+check: $(STAMP)  ## format, lint (code and images), types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint deploy/Dockerfile*
 
 format: $(STAMP)  ## rewrite the code in the house style
 	$(BIN)/ruff format .
