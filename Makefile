@@ -1,9 +1,10 @@
 # Everything starts from nothing: each target makes .venv from the pinned constraints.txt if it is not there yet.
 # With TORCH=2.11.0 it is .venv-2.11.0, where only torch's version is another. With OLDEST=1 it is .venv-oldest, where
 # everything that the package needs is as old as pyproject.toml allows, without the extras that need newer versions.
-PYTHON ?= python3
-TORCH  ?=
-OLDEST ?=
+PYTHON  ?= python3
+TORCH   ?=
+OLDEST  ?=
+WORKERS ?= auto
 VENV   := .venv$(TORCH:%=-%)$(OLDEST:%=-oldest)
 PINS   := constraints$(OLDEST:%=-oldest).txt
 EXTRAS := demo,network,hf,export,dev,site
@@ -35,13 +36,14 @@ demo: $(STAMP)  ## run the main job: a private recogniser from a synthetic crowd
 
 # CI runs them with MARKS='not long'.
 test: $(STAMP)  ## run the tests, those of clients over a network included
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(if $(MARKS),-m '$(MARKS)') $(if $(OLDEST),-W ignore::DeprecationWarning)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(if $(MARKS),-m '$(MARKS)') $(if $(OLDEST),-W ignore::DeprecationWarning)
 
-check: $(STAMP)  ## format, lint, types, import layers
+check: $(STAMP)  ## format, lint (code and images), types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/hadolint deploy/Dockerfile*
 
 format: $(STAMP)  ## rewrite the code in the house style
 	$(BIN)/ruff format .

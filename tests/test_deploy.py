@@ -82,10 +82,13 @@ def instructions(path: Path) -> list[tuple[str, str]]:
 
 
 def find_mistakes(found: list[tuple[str, str]]) -> list[str]:
-    """What would make an image differ from one day to the next, run as root, or carry more than it needs."""
+    """What would make an image differ from one day to the next, run as root, or carry more than it needs.
+
+    hadolint, in `make check`, knows the general rules; these are ours.
+    """
     named = {name: [rest for other, rest in found if other == name] for name, _ in found}
     mistakes = [f"no exact tag: {image}" for image in named["FROM"] if not re.search(r":\d+\.\d+\.\d+-[\w.-]+$", image)]
-    if found[-1][0] != "ENTRYPOINT" or named.get("USER", ["root"])[-1] in ("root", "0"):
+    if found[-1][0] != "ENTRYPOINT" or named.get("USER", ["root"])[-1].partition(":")[0] in ("root", "0"):
         mistakes.append("does not end as a user of its own with what it starts")
     if "ADD" in named:
         mistakes.append("ADD may fetch and unpack: COPY does neither")
@@ -115,7 +118,8 @@ def test_an_image_is_pinned_small_and_not_root(path: Path) -> None:
         (":3.11.14-slim-bookworm", ":latest"),
         (":3.11.14-slim-bookworm", ""),
         (":3.11.14-slim-bookworm", ":3.11-slim"),
-        ("USER sottovoce", "USER root"),
+        ("USER 1000:1000", "USER root"),
+        ("USER 1000:1000", "USER 0:0"),
         ("--constraint /source/constraints.txt ", ""),
         ("--no-cache-dir ", ""),
         ("--no-install-recommends ", ""),
@@ -159,6 +163,7 @@ def test_the_steps_of_an_image_run_as_shell(path: Path, tmp_path: Path) -> None:
     assert not (image / "source").exists()
     called = calls.read_text(encoding="utf-8")
     assert "useradd --create-home --uid 1000 sottovoce" in called
+    assert ("USER", "1000:1000") in instructions(path)  # the same person
     assert f"{image}/source[network]" in called
 
 
