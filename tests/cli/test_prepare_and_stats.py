@@ -146,6 +146,24 @@ def test_hold_out_that_cannot_be_is_refused(sottovoce: Command, corpus: Path, pa
     assert not (corpus / "store").exists()
 
 
+def test_who_is_held_out_wins_over_the_name_of_the_table(sottovoce: Command, corpus: Path) -> None:
+    """Those of test.tsv who are not held out are trained on; several tables say by their names who is where."""
+    rows = (corpus / "train.tsv").read_text().splitlines()
+    (corpus / "test.tsv").write_text("\n".join([*rows[:4], ""]))
+    into = ("--out", corpus / "store", "--language", "it")
+    done = sottovoce("prepare", "tsv", corpus / "test.tsv", *into, "--hold-out", "test=1")
+    assert "speakers: test 1, train 1" in done.out, done.err
+    said = sottovoce("prepare", "tsv", corpus / "test.tsv", *into, "--hold-out", "dev=1", "--split", "others")
+    assert "speakers: dev 1, others 1" in said.out
+    plain = sottovoce("prepare", "tsv", corpus / "test.tsv", *into)
+    assert "speakers: test 2" in plain.out
+    (corpus / "train.tsv").write_text("\n".join([rows[0], rows[3], ""]))
+    (corpus / "test.tsv").write_text("\n".join([*rows[:3], ""]))
+    both = sottovoce("prepare", "tsv", corpus / "train.tsv", corpus / "test.tsv", *into, "--hold-out", "dev=1")
+    assert "dev 1" in both.out
+    assert ("train 1" in both.out) is not ("test 1" in both.out)
+
+
 def test_names_that_look_like_markup_are_printed_as_they_are(sottovoce: Command, corpus: Path) -> None:
     store, figure = corpus / "a [bold] :on: store", corpus / "a [bold] :on: figure.svg"
     assert f"{store}: 2 users" in sottovoce("prepare", "tsv", corpus / "train.tsv", "--out", store).out

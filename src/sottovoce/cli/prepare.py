@@ -16,6 +16,7 @@ from sottovoce.base.errors import InputError
 from sottovoce.cli.console import INTERRUPTED, print_json, print_line, progress_bar, stdout
 from sottovoce.cli.options import Json
 from sottovoce.data.corpora.corpus import Corpus, Speaker
+from sottovoce.data.corpora.listing import choose_split_for_hold_out
 from sottovoce.data.store import PackingProgress, Store, find_unfinished, pack_corpus
 from sottovoce.data.text.spelling import Spelling
 
@@ -45,9 +46,21 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
         None,
         "Take only this split, or part of train (train-9hr, train-1hr); may be given again.",
     ),
-    "split@tsv": (SomeText, None, "Split of every row; by default the manifest's own name."),
-    "split@nemo": (SomeText, None, "Split of every line; by default the manifest's own name."),
-    "split@kaldi": (SomeText, None, "Split of all of it; by default each folder's name."),
+    "split@tsv": (
+        SomeText,
+        None,
+        "Split of every row; by default the manifest's own name, of a single one with --hold-out train.",
+    ),
+    "split@nemo": (
+        SomeText,
+        None,
+        "Split of every line; by default the manifest's own name, of a single one with --hold-out train.",
+    ),
+    "split@kaldi": (
+        SomeText,
+        None,
+        "Split of all of it; by default each folder's name, of a single one with --hold-out train.",
+    ),
     "split@folder": (str, "train", "Split of all of it."),
     "in_time": (bool, False, "Utterances by number of chapter and utterance, not in the alphabet's order."),
     "cut_seconds": (float, 20.0, "No utterance is longer; stretches of voice are put together up to it."),
@@ -113,6 +126,8 @@ class CorpusCommand:
         """The corpus that somebody named on the command line, with its speakers held out."""
         source = options.pop(self.takes.split()[0])
         wish, seed = (options.pop("hold_out"), options.pop("seed")) if "hold_out" in options else (None, 0)
+        if wish is not None and "split" in options and options["split"] is None and not options.get("split_column"):
+            options["split"] = choose_split_for_hold_out(source)
         if self.name in ("tsv", "nemo"):
             from sottovoce.data.corpora.tsv import NEMO, Columns
 
@@ -222,6 +237,7 @@ def _prepare(corpus: Corpus[S], out: Path, workers: int | None, json: bool) -> N
         print_json({key: value for key, value in store.header.items() if key != "sizes"} | {"seconds": store.seconds})
     else:
         print_line(f"{amounts(store)} ({store.seconds / elapsed:,.0f} s of audio per second)", to=stdout)
+        print_line(f"speakers: {count_speakers(store)}", to=stdout)
         print_problems(store)
     print_narrow_band(store)
 
@@ -252,6 +268,11 @@ def pack_with_progress(corpus: Corpus[S], out: Path, workers: int | None = None)
 def amounts(store: Store) -> str:
     held = f"{store.user_count:,} users, {store.utterance_count:,} utterances, {store.seconds / 3600:.2f} h"
     return f"{store.path}: {held}"
+
+
+def count_speakers(store: Store) -> str:
+    """How many are in which split."""
+    return ", ".join(f"{name} {len(users):,}" for name, users in store.splits.items())
 
 
 def print_problems(store: Store) -> None:

@@ -14,7 +14,7 @@ from sottovoce.base.seeds import derive
 from sottovoce.config import CentralSettings, CentralSteps, ManifestCorpus, Recipe, SyntheticCorpus
 from sottovoce.data.client_utterances import HOLDOUT_NEEDS
 from sottovoce.data.corpora import synthetic, tsv
-from sottovoce.data.corpora.listing import hold_out_speakers
+from sottovoce.data.corpora.listing import choose_split_for_hold_out, hold_out_speakers
 from sottovoce.data.loading import Rows, Speech, count_epoch_steps, load_speech
 from sottovoce.data.population import Population, PopulationSettings, build_population
 from sottovoce.data.store import PackingProgress, Store, pack_corpus
@@ -96,7 +96,9 @@ def ensure_store(recipe: Recipe, stores: Path, on_progress: Callable[[PackingPro
         pack_corpus(made, place, on_progress=on_progress)
         return
     assert isinstance(how, ManifestCorpus)
-    corpus = tsv.read_tsv(resolve_manifests(how), language=how.language)
+    manifests = resolve_manifests(how)
+    split = choose_split_for_hold_out(manifests) if how.hold_out else None
+    corpus = tsv.read_tsv(manifests, language=how.language, split=split)
     if how.hold_out:
         corpus = hold_out_speakers(corpus, how.hold_out, seed=how.seed)
     pack_corpus(corpus, place, on_progress=on_progress)

@@ -17,6 +17,7 @@ from sottovoce.data.corpora.corpus import Corpus, Metadata, ProblemKind, Problem
 AUDIO_SUFFIXES = (".flac", ".wav", ".mp3", ".opus", ".ogg")
 NO_METADATA: Metadata = {}  # one for all: a million clips need not hold a million empty dictionaries
 GENDERS = {"F": "female", "M": "male"}
+TRAIN = "train"
 NOT_UTF8 = "\ufffd"  # what a broken byte is read as
 _NUMBER = re.compile(r"([0-9]+)")
 _ENTRIES_SHOWN = 6
@@ -47,6 +48,14 @@ def hold_out_speakers(corpus: Corpus[Speaker], counts: Mapping[str, int], *, see
         split_of |= {names[queue.pop(0)]: split for _ in range(count)}
     moved = [replace(speaker, split=split_of.get(speaker.name, speaker.split)) for speaker in corpus.speakers]
     return replace(corpus, speakers=sorted(moved, key=lambda speaker: (speaker.split, speaker.name)))
+
+
+def choose_split_for_hold_out(paths: Sequence[str | Path]) -> str | None:
+    """The split of those who are not held out: train where all come from one file or folder, whatever it is called.
+
+    Names of several say who is in which split, and stay: None.
+    """
+    return TRAIN if len(paths) == 1 else None
 
 
 def choose_splits(present: Sequence[str], wanted: Sequence[str] | None, *, where: Path) -> Sequence[str]:
