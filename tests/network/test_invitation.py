@@ -357,7 +357,7 @@ def test_words_of_a_rehearsal_do_not_bound_how_often(local_cluster: LocalCluster
     """Lost rounds are made again there (`Participant`), as often as the server says they were lost."""
     said = "\n".join(describe_invitation(local_cluster.invitation))
     assert "never more than" not in said
-    assert "once more for each round that the server says it has lost; nothing limits how many" in said
+    assert "once more for every round that the server repeats. In a simulation nothing limits its repeats." in said
 
 
 def test_words_warn_of_a_delta_that_promises_nothing(local_cluster: LocalCluster) -> None:

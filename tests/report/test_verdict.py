@@ -110,7 +110,7 @@ def test_between_the_two_a_guarantee_is_weak(runs: Path) -> None:
     assert leaking.kind == "weak"
     assert "it allows one person’s leak" in points_of(leaking)["A large δ"]
     assert judge_run(with_event(read_run("noisy", runs / "noisy"), poisson_release(0.02, sampling_rate=0.2))).brief == (
-        "simulated; scale of ε: next to nothing"
+        "simulated; a release would guarantee next to nothing"
     )
 
 

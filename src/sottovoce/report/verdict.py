@@ -15,6 +15,7 @@ from sottovoce.privacy.events import GaussianRelease, NoGuarantee, accounted
 from sottovoce.privacy.guarantee import Guarantee, format_epsilon, format_epsilons
 from sottovoce.privacy.membership_odds import (
     GUARANTEE,
+    NEXT_TO_NOTHING,
     NO_GUARANTEE,
     MembershipOdds,
     bound_membership_odds,
@@ -75,7 +76,9 @@ class Verdict:
             return "contradicted by its audit"
         if self.kind != "simulation" or self.epsilon_of_one is None or self.epsilon_of_one <= GUARANTEE:
             return self.status[0]
-        return f"simulated; scale of ε: {strength_of(self.epsilon_of_one).words}"
+        strength = strength_of(self.epsilon_of_one)
+        kept = "guarantee next to nothing" if strength is NEXT_TO_NOTHING else f"have a {strength.words} guarantee"
+        return f"simulated; a release would {kept}"
 
     @property
     def status(self) -> tuple[str, str]:

@@ -45,7 +45,7 @@ def describe_invitation(invitation: Invitation) -> list[str]:
 
 def _at_most(invitation: Invitation) -> str:
     if invitation.private.mode is Mode.SEEDED:
-        return "and once more for each round that the server says it has lost; nothing limits how many it says"
+        return "and once more for every round that the server repeats. In a simulation nothing limits its repeats"
     limits = invitation.limits
     assert limits is not None
     besides = f", and {limits.measurements:,} times for those numbers" if limits.measurements else ""
