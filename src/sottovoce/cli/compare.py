@@ -31,7 +31,7 @@ def compare(
 ) -> None:
     """The difference of two word error rates on the same speech, paired by speaker: in all, by group, by intersections.
 
-    Example: sottovoce compare runs/demo/global runs/demo/per-layer
+    Example: sottovoce compare runs/demo/private runs/demo/no-noise
 
     Of runs that were tested on the same speech, what their results say is compared; nothing is recognised again.
     """
