@@ -92,6 +92,7 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "workers": (int | None, None, "Processes that decode; all cores by default."),
 }
 FLAGS = {"splits": "--split"}  # of options that are not called like their parameter
+NAMELESS = ("tsv", "nemo", "kaldi", "folder")  # a corpus of one's own is called like its store, not like its folder
 LEAST = {"users": 3, "workers": 1}
 
 
@@ -138,6 +139,8 @@ class CorpusCommand:
         module = "tsv" if self.name == "nemo" else self.name
         reader = getattr(import_module(f"sottovoce.data.corpora.{module}"), f"read_{module}")
         corpus = reader(source, **options)
+        if self.name in NAMELESS:
+            corpus = replace(corpus, name=out.absolute().name)
         return corpus if wish is None else _hold_out(corpus, wish, seed)
 
     def add_to(self, group: typer.Typer) -> None:
