@@ -5,10 +5,13 @@
     python benchmarks/deployment.py sums             16 nodes, 5M numbers, sums that the server cannot open
     python benchmarks/deployment.py lora             what base with LoRA (r = 16) sends, to and from eight nodes
     python benchmarks/deployment.py start            its frozen gigabyte, to one node, once
+    python benchmarks/deployment.py pretrained       eight real people, Moonshine tiny with LoRA (r = 8): bytes, seconds
 
-It needs the extra `network` (`make setup` installs it). `rounds` and `silos` run
+It needs the extra `network` (`make setup` installs it). `rounds`, `silos` and `pretrained` run
 `sottovoce serve` and `sottovoce join` as they are, each in a process, and a simulation on the same grid, whose model
-and ledger must come out the same to the bit. The others have nodes that send fixed vectors (`networks/light_node.py`).
+and ledger must come out the same to the bit. `pretrained` also needs the extra `hf`, $SOTTOVOCE_MODELS with
+moonshine-tiny-en and $SOTTOVOCE_DATA with speech-commands-3w. The others have nodes that send fixed vectors
+(`networks/light_node.py`).
 Figures go to benchmarks/deployment.json, one entry a command. Wall seconds are of a machine that all processes share;
 processor seconds count them apart.
 """
@@ -26,13 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from networks.light import Fleet
-from networks.ways import EIGHT, SILOS, measure_ways
+from networks.ways import EIGHT, PRETRAINED, SILOS, measure_ways
 
 from sottovoce.base.files import write_json
 
 KEPT = Path(__file__).with_suffix(".json")
+FLOAT32_BYTES = 4
 BASE_LORA = 7_077_888  # numbers that base trains with lora(r=16), of 255,800,093
-BASE_BYTES = 4 * 255_800_093
+BASE_BYTES = FLOAT32_BYTES * 255_800_093
 
 Figures = dict[str, Any]
 
@@ -91,6 +95,21 @@ def start(folder: Path, arguments: argparse.Namespace) -> Figures:
     return found
 
 
+def pretrained(folder: Path, arguments: argparse.Namespace) -> Figures:
+    found = measure_ways(PRETRAINED, folder, seeds=[0])
+    served = {name: one for name, one in found["runs"].items() if "bytes_up" in one}
+    for name, one in served.items():
+        sent = one["communication"]
+        one["whole_model_bytes"] = FLOAT32_BYTES * sent["frozen_parameters"]  # computed: corrections are no part of it
+        low, high = one["round_seconds_range"]
+        print(
+            f"{name}: a node and round {one['bytes_up'] / 1e6:.3f} MB up, {one['bytes_down'] / 1e6:.3f} MB down (the "
+            f"update itself {sent['bytes_up'] / 1e6:.3f}, the whole model {one['whole_model_bytes'] / 1e6:.1f}); "
+            f"{low:.1f}–{high:.1f} s a round"
+        )
+    return found
+
+
 def _show(title: str, found: Mapping[str, Any]) -> None:
     answers = found["node_answers_processor_seconds"]
     protocol = [sum(answers[kind][node] for kind in answers if kind != "training") for node in range(found["nodes"])]
@@ -114,6 +133,7 @@ MEASURED: Mapping[str, Callable[[Path, argparse.Namespace], Figures]] = {
     "sums": sums,
     "lora": lora,
     "start": start,
+    "pretrained": pretrained,
 }
 
 

@@ -240,7 +240,7 @@ def show(workload: str, found: Sequence[Row], *, title: str, against: str) -> st
     """Print the table; returns it as Markdown."""
     header = ("side", "processes × threads", "s per round", "audio s/s", f"÷ {against}", "model, noise")
     table = Table(*header, title=title)
-    lines = [f"### {workload}: {title}", "", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    lines = [f"## {workload}: {title}", "", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     for row in found:
         cells = (row.side, row.runs_as, row.seconds, row.audio_rate, row.ratio, row.check)
         table.add_row(*cells)

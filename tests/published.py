@@ -41,6 +41,8 @@ RARE = "an accent of one"
 UNITS = (1, 1_000, 1_000_000, 1_000_000_000)  # of time, in a second
 SHORTEST = 6  # bytes: shorter words stand somewhere by chance
 SECRETS = "secrets"  # not from the package: what is published is what the docs say
+OF_RUNS = {"results.json", "report.html", "report.txt", "metrics.jsonl", "ledger.jsonl", "model"}
+OF_EXPORTS = {"privacy.json", "ledger.jsonl", "recipe.yaml"}
 PACKED = (b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # whose bytes show nothing
 
 
@@ -53,9 +55,9 @@ class Found:
 
 
 def published(folder: Path) -> dict[str, bytes]:
-    """Everything in the folder of a run that may be published, by its path; each content once."""
+    """Everything in the folder of a run, or in an export, that may be published, by its path; each content once."""
     found, seen, files = dict[str, bytes](), set[bytes](), dict(every(folder))
-    assert {"results.json", "report.html", "report.txt", "metrics.jsonl", "ledger.jsonl", "model"} <= files.keys()
+    assert files.keys() >= OF_RUNS or files.keys() >= OF_EXPORTS
     for file, content in sorted(files.items()):
         assert not content.startswith(PACKED), f"{file} is packed: the search would not see into it"
         if (digest := hashlib.sha256(content).digest()) not in seen:

@@ -15,8 +15,8 @@ from tests.benches import without_removed_keys
 from sottovoce.config import Recipe, Suite, as_yaml, load_experiment, load_recipe, recipe_names
 from sottovoce.flat.layout import match_groups
 from sottovoce.models.transformer.settings import parameter_kind, parameter_shapes
+from sottovoce.privacy.stated import remove_epsilon
 from sottovoce.report.archives import open_path
-from sottovoce.report.run_facts import remove_epsilon
 from sottovoce.training.parent_model import find_parent_model
 
 ROOM = "benchmark/"

@@ -1,9 +1,11 @@
 """What the guides show is what happens: their programs run, their recipes load, their commands exist."""
 
 import math
+import os
 import re
 import runpy
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,9 @@ from typing import Any
 
 import pytest
 import soundfile
+import torch
 from tests.guides import DOCS, blocks
+from tests.models.huggingface.tiny_models import write_tiny_model
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -199,6 +203,29 @@ def test_whoever_signs_gets_from_a_release_to_a_statement(folder: Path) -> None:
         assert "are the stand-in" in said
 
 
+@pytest.mark.parametrize("folder", [DOCS / "guides" / "verifying-a-model.md"], indirect=True)
+def test_a_model_is_handed_over_and_verified(folder: Path) -> None:
+    """The page's release as `--smoke` makes it, and the page's other commands on what comes of it."""
+    own = commands(DOCS / "guides" / "verifying-a-model.md")
+    assert [words[0] for words in own] == ["keys", "run", "export", "verify", "verify", "verify"]
+    (release,) = [words for words in own if words[0] == "run"]
+    at = release.index("--out")
+    smoke = [*release[:at], "--out", "runs", "--smoke", *release[at + 2 :]]
+    places = {"runs/release": "runs/demo-private"}
+    said = ""
+    for words in own:
+        words = smoke if words is release else [places.get(word, word) for word in words]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+        said += result.output
+    assert "are the stand-in" in said  # for which nobody may vouch
+    assert "the key that you named" in said
+    (shown,) = [block.content for block in blocks(DOCS / "guides" / "verifying-a-model.md", "")]
+    names = [line.partition(":")[0] for line in shown.splitlines()]
+    assert all(f"{name}: " in said for name in names)
+    assert len(names) == 5
+
+
 @pytest.mark.parametrize("folder", [DOCS / "guides" / "taking-part.md"], indirect=True)
 def test_people_who_take_part_can_do_what_their_page_says(folder: Path) -> None:
     """All of its commands but joining, for which there would have to be a server."""
@@ -215,6 +242,72 @@ def test_people_who_take_part_can_do_what_their_page_says(folder: Path) -> None:
     assert f"accepted {'00' * 32}" in said[1]
     result = CliRunner().invoke(app, ["node", "show", "keys/mine/home"])
     assert result.output.startswith("keys/mine/home: left for good\n")
+
+
+PRETRAINED = DOCS / "guides" / "pretrained-models.md"
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("folder", [PRETRAINED], indirect=True)
+def test_a_pretrained_model_is_tuned_privately_audited_and_exported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's commands in order, with few people and rounds: real words and the real model where they are there."""
+    pytest.importorskip("peft", reason="the extra hf is not installed")
+    import peft
+    import transformers
+
+    write_words(folder / "recordings")
+    shutil.copy(next((folder / "recordings/clips").iterdir()), folder / "recording.wav")
+    base = Path(os.environ.get("SOTTOVOCE_MODELS", "nowhere")) / "moonshine-tiny-en"
+    if not base.is_dir():
+        base = write_tiny_model("moonshine", folder / "models/moonshine-tiny-en")
+        monkeypatch.setenv("SOTTOVOCE_MODELS", str(folder / "models"))
+    few = {
+        "prepare": {"dev=100,test=200": "dev=3,test=3"},
+        "run": {"words.yaml": ["words.yaml", "federation.steps=2", "federation.cohort_size=4"]},
+        "audit": {"words.yaml": ["words.yaml", "federation.steps=2", "federation.cohort_size=4", "--canaries=40"]},
+    }
+    own = [words for words in commands(PRETRAINED) if "huggingface" not in words]  # tests/export/test_hub.py has those
+    assert [words[0] for words in own] == ["prepare", "run", "report", "evaluate", "transcribe", "audit", "export"]
+    for words in own:
+        chosen = [few.get(words[0], {}).get(word, word) for word in words]
+        used = [word for one in chosen for word in ([one] if isinstance(one, str) else one)]
+        result = CliRunner().invoke(app, used)
+        assert result.exit_code == 0, result.output
+    assert "The data that the base model (moonshine-tiny-en)" in (folder / "statement.md").read_text()
+
+    (program,) = blocks(PRETRAINED, "py")
+    found: dict[str, Any] = {"FOLDER_OF_MOONSHINE": base}
+    exec(program.content, found)
+    assert isinstance(found["model"], peft.PeftModel)
+    # The same outputs as the run's own model, whose corrections are added to its matrices.
+    ours = load_recogniser("runs/words").parameters
+    merged = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(base)
+    theirs = found["model"].merge_and_unload().state_dict()
+    moved = [name for name, tensor in merged.state_dict().items() if not torch.equal(tensor, theirs[name])]
+    assert len(moved) >= 4
+    for name in moved:
+        torch.testing.assert_close(theirs[name], ours[name], rtol=1e-5, atol=1e-6)
+
+
+def write_words(place: Path, *, people: int = 12) -> None:
+    """A table of words beside `clips`: real ones of so many people, or noise where there are none."""
+    (place / "clips").mkdir(parents=True)
+    real = Path(os.environ.get("SOTTOVOCE_DATA", "nowhere")) / "speech-commands-3w"
+    rows = [("client_id", "path", "sentence")]
+    if real.is_dir():
+        lines = [line.split("\t")[:3] for line in (real / "train.tsv").read_text(encoding="utf-8").splitlines()[1:]]
+        chosen = list(dict.fromkeys(name for name, _, _ in lines))[:people]
+        for name, path, text in ((name, path, text) for name, path, text in lines if name in chosen):
+            shutil.copy(real / "clips" / path, place / "clips")
+            rows.append((name, path, text))
+    else:
+        for number in range(people):
+            path = f"{number}.wav"
+            soundfile.write(place / "clips" / path, stream(1, path).normal(0, 0.1, SAMPLE_RATE), SAMPLE_RATE)
+            rows.append((f"speaker-{number}", path, ("bed", "cat", "dog")[number % 3]))
+    (place / "words.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
 
 
 @guides_with("yaml")
@@ -262,13 +355,13 @@ def test_plans_print_what_the_guide_shows(words: list[str], shown: str) -> None:
         assert any(same_words(line.split(), found) for found in printed), f"{line!r} is not in\n{result.output}"
 
 
-def same_words(shown: list[str], printed: list[str]) -> bool:
+def same_words(shown: list[str], printed: list[str], *, tolerance: float = 1e-5) -> bool:
     def same(one: str, other: str) -> bool:
         try:
-            numbers = [float(word.replace(",", "")) for word in (one, other)]
+            numbers = [float(word.rstrip(",;").replace(",", "")) for word in (one, other)]
         except ValueError:
             return one == other
-        return math.isclose(*numbers, rel_tol=1e-5)
+        return math.isclose(*numbers, rel_tol=tolerance)
 
     return len(shown) == len(printed) and all(map(same, shown, printed))
 

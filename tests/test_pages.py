@@ -8,8 +8,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "sottovoce"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
-# Written by programs from kept runs, docstrings or settings, or templates of such pages: their lines are not wrapped.
-GENERATED = re.compile(r"docs/(RESULTS.*|results.*\.template|api|keys|benchmarks-peers)\.md|results/.*|CHANGELOG\.md")
+# Written by programs from kept runs, docstrings or settings, templates of such pages, or changelogs: lines not wrapped.
+GENERATED = re.compile(
+    r"docs/(RESULTS.*|results.*\.template|api|cli|history|keys|benchmarks-peers)\.md|results/.*|CHANGELOG\.md"
+)
 PASSAGE = re.compile(r"<!-- kept:.*?<!-- end -->|(?<!`)`[^`\n]+`(?!`)", re.S)  # generated text, and code within a line
 LONGEST = 120
 

@@ -11,12 +11,13 @@ from sottovoce.privacy import membership_odds, planner
 from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.mechanism_search import single_release
 from sottovoce.privacy.membership_odds import bound_membership_odds
+from sottovoce.privacy.stated import format_odds
 from sottovoce.report import populations as figure
 from sottovoce.report.archives import open_path
 from sottovoce.report.records import read_run
 from sottovoce.report.run_facts import recipe_title, report_title
 from sottovoce.report.statement import statement_text
-from sottovoce.report.verdict import format_odds, judge_run, round_up_percent
+from sottovoce.report.verdict import judge_run, round_up_percent
 from sottovoce.training import privacy_report
 from sottovoce.training.suites import load_suite_recipes
 

@@ -14,7 +14,6 @@ from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.config import Recipe, Suite, as_yaml, load_experiment, load_recipe
 from sottovoce.config.smoke import shrink_recipe
 from sottovoce.data.text.tokens import CharacterTokens
-from sottovoce.flat.layout import Layout
 from sottovoce.models.family import find_family
 from sottovoce.models.recogniser import Recogniser, create_recogniser
 from sottovoce.privacy.accounting import rdp_epsilon
@@ -165,7 +164,7 @@ def _spent(recipe: Recipe) -> float:
         root_seed=1,
         central_steps=settings.steps,
     )
-    plan = Plan(private, Layout.of(split_trained_part(recipe, _start()).initial))
+    plan = Plan(private, split_trained_part(recipe, _start()).layout)
     return rdp_epsilon(repeated(plan.event, settings.steps), private.delta)
 
 

@@ -17,7 +17,7 @@ from networks.relay import Passed, Relay
 from sottovoce.config import Recipe, load_recipe
 from sottovoce.data.store import Store
 from sottovoce.federated.cohort import CohortSum, LocalClients
-from sottovoce.models.model_files import PARAMETERS
+from sottovoce.models.model_files import PARAMETERS, PART
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.network import keys
 from sottovoce.network.roster import format_roster_entry
@@ -253,7 +253,8 @@ def same_model(one: Path, other: Path) -> bool:
     for who signs, which a simulation need not.
     """
     besides = ("inputs", "recipe", "files", "signer")
-    files = [(folder / "checkpoints" / LATEST / PARAMETERS).read_bytes() for folder in (one, other)]
+    models = [folder / "checkpoints" / LATEST for folder in (one, other)]
+    files = [(model / (PART if (model / PART).exists() else PARAMETERS)).read_bytes() for model in models]
     ledgers = [
         [{name: value for name, value in record.items() if name not in besides} for record in found]
         for found in (read_chain(folder / LEDGER).records for folder in (one, other))

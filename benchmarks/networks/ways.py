@@ -53,6 +53,18 @@ SILOS = Scene(
     ways=("open", "secure", "clients"),
 )
 
+# Eight real people, who have the base model already: what of it is trained travels.
+PRETRAINED = Scene(
+    recipe="benchmark/pretrained-words/no-noise",
+    overrides=(
+        *("data.store=deployment-words", "data.prepare.hold_out={dev: 4, test: 4, nodes: 8}", "data.train=[nodes]"),
+        *("federation.steps=9", "federation.cohort_size=8", "federation.privacy.noise_multiplier=2.0"),
+        *("federation.evaluate_every=3", "federation.checkpoint_every=3"),
+    ),
+    clients=8,
+    ways=("open", "secure"),
+)
+
 
 def measure_ways(scene: Scene, folder: Path, *, seeds: Sequence[int]) -> dict[str, Any]:
     """Every way for every seed; those that should must come out the same to the bit."""
@@ -147,6 +159,8 @@ def figures(run: Path) -> dict[str, Any]:
         "epsilon_pld": spent.pld,
         "epsilon_rdp": spent.rdp,
         "round_seconds": _quartiles([*round_seconds(run).values()]),
+        "round_seconds_range": [min(round_seconds(run).values()), max(round_seconds(run).values())],
+        "communication": results["communication"],
         "load": os.getloadavg()[0],
     }
 

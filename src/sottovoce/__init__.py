@@ -6,7 +6,7 @@ first asked for, so that neither `import sottovoce` nor the command line waits f
 
 from importlib import import_module
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where each name is at home; `__init__.pyi` says the same to type checkers.
 _HOMES = {

@@ -33,6 +33,7 @@ from sottovoce.federated.round import AfterStep, OnRelease, Round, RoundState, r
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import DEFAULT, REGISTERED, Family, StepDraws, find_family, step_loss
+from sottovoce.models.trainable import Trainable, parse_part, split_parameters
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
@@ -118,6 +119,7 @@ class Small:
     server: Server
     engine: Engine
     ledger: Ledger
+    part: Trainable
 
     @property
     def layout(self) -> Layout:
@@ -156,7 +158,8 @@ class Small:
         def gradient_of(batch: Features, draws: StepDraws) -> Gradient:
             def gradient(theta: Model) -> Model:
                 parameters = {name: torch.from_numpy(layer).requires_grad_() for name, layer in theta.items()}
-                loss = step_loss(context.family, parameters, batch, settings=context.model, draws=draws)
+                whole = context.frozen.to(CPU, torch.float64).with_trained(parameters)
+                loss = step_loss(context.family, whole, batch, settings=context.model, draws=draws)
                 found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
                 zeros = map(torch.zeros_like, parameters.values())
                 pairs = zip(parameters, found, zeros, strict=True)
@@ -185,12 +188,18 @@ def small(
     privacy: dict[str, Any] | None = None,
     server: dict[str, Any] | None = None,
     dtype: torch.dtype = torch.float32,
+    part: str | None = None,
     **context: Any,
 ) -> Small:
-    """A federation at its first round; dictionaries change its defaults. Clients compute in `dtype`."""
+    """A federation at its first round; dictionaries change its defaults. Clients train a `part`, in `dtype`."""
     made = small_context(store, **context)
-    parameters = made.family.init(made.model, generator=start_stream())
-    layout = Layout.of(parameters)
+    split = split_parameters(
+        None if part is None else parse_part(part),
+        made.family.init(made.model, generator=start_stream()),
+        is_lora_target=made.family.transfer.is_lora_target,
+        generator=torch_stream(3, "low rank"),
+    )
+    made, layout = replace(made, frozen=split.frozen), split.layout
     settings: dict[str, Any] = {
         "population_size": len(made.population),
         "privacy_unit": "speaker",
@@ -206,9 +215,10 @@ def small(
     return Small(
         made,
         plan,
-        Server(ServerSettings(**of_server | (server or {})), layout, layout.flatten(parameters)),
+        Server(ServerSettings(**of_server | (server or {})), layout, layout.flatten(split.initial)),
         SequentialEngine(made, layout, device=CPU, dtype=dtype),
         Ledger(ledger, header=plan.ledger_header(run="small")),
+        split,
     )
 
 

@@ -57,9 +57,20 @@ def sums(ours: Small, clients: Clients) -> list[Tensor]:
     ]
 
 
-def sums_by(name: str, ours: Small, store: Path, folder: Path, privacy: dict[str, Any]) -> list[Tensor]:
+def small_federation(ledger: Path, store: Path, privacy: dict[str, Any], part: str | None) -> Small:
+    """Where a `part` is trained, some way from its start: with b = 0 no gradient reaches a."""
+    ours = small(store, ledger, privacy=privacy, part=part, **CHANCE)
+    for name, view in ours.layout.views(ours.server.parameters_P).items():
+        view += 0.05 if name.endswith(".lora_b") else 0.0
+    return ours
+
+
+def sums_by(
+    name: str, ours: Small, store: Path, folder: Path, privacy: dict[str, Any], *, part: str | None = None
+) -> list[Tensor]:
     if name.startswith("ranks"):
-        return [torch.from_numpy(total) for total in in_processes(2, sums_of_ranks, name, store, folder, privacy)[0]]
+        found = in_processes(2, sums_of_ranks, name, store, folder, privacy, part)[0]
+        return [torch.from_numpy(total) for total in found]
     with closing(LocalClients(engine_of(name, ours))) as clients:
         return sums(ours, clients)
 
@@ -73,10 +84,12 @@ def engine_of(name: str, ours: Small) -> Engine:
     return SequentialEngine(ours.context, ours.layout, device=CPU)
 
 
-def sums_of_ranks(name: str, store: Path, folder: Path, privacy: dict[str, Any]) -> list[NDArray[Any]]:
+def sums_of_ranks(
+    name: str, store: Path, folder: Path, privacy: dict[str, Any], part: str | None
+) -> list[NDArray[Any]]:
     torch.set_num_threads(1)
     with process_group(CPU) as processes:
-        ours = small(store, folder / f"{processes.rank}.jsonl", privacy=privacy, **CHANCE)
+        ours = small_federation(folder / f"{processes.rank}.jsonl", store, privacy, part)
         clients = ClientsOverRanks(engine_of(name, ours), processes, seconds=ours.context.population.seconds)
         if processes.is_first:
             return [total.numpy() for total in sums(ours, clients)]
@@ -104,18 +117,21 @@ def moves(found: Sequence[Tensor]) -> dict[int, Tensor]:
     return {NEWCOMER: with_newcomer - whole} | {user: whole - rest for user, rest in zip(COHORT, without, strict=True)}
 
 
+@pytest.mark.parametrize("part", [None, "lora(r=2, factors=alternate), output", "lora(r=2, factors=project)"])
 @pytest.mark.parametrize("engine", ["sequential", "workers", "ranks"])
 def test_in_a_release_a_user_moves_the_sum_by_the_own_clipped_update_to_the_bit(
-    engine: str, tones: Path, tmp_path: Path
+    engine: str, part: str | None, tones: Path, tmp_path: Path
 ) -> None:
-    ours = small(tones, tmp_path / "ledger.jsonl", privacy=RELEASE, **CHANCE)
+    """And by nothing in what the round holds."""
+    ours = small_federation(tmp_path / "ledger.jsonl", tones, RELEASE, part)
     alone = updates_alone(ours)
-    moved = moves(sums_by(engine, ours, tones, tmp_path, RELEASE))
+    moved = moves(sums_by(engine, ours, tones, tmp_path, RELEASE, part=part))
     assert len({weight for _, weight in alone.values()}) > 1, "unequal amounts of speech"
     for user, (update_P, weight) in alone.items():
-        clipped_P = ours.plan.clip(update_P, weight=weight)
+        clipped_P = ours.plan.clip(update_P, weight=weight, step=1)
         assert clipped_P.any()
         assert torch.equal(moved[user], clipped_P), user
+        assert all(not ours.layout.views(clipped_P)[name].any() for name in ours.layout.held_at(1))
 
 
 @pytest.mark.parametrize("engine", ["sequential", "workers", "ranks", "stacked", "ranks, stacked"])

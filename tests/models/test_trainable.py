@@ -85,6 +85,7 @@ def test_lora_has_a_pair_for_each_block_matrix_that_is_not_trained_itself() -> N
     "text",
     [
         *("", "lora(16)", "lora(r=0)", "lora(r=2, alpha=0)", "lora(r=2, alpha=1e)", "lora(r=2, alpha=1e999)"),
+        *("lora(r=2, factors=a)", "lora(r=2, factors=)", "lora(r=2, factors=b, factors=b)"),
         *("lora(r=2), lora(r=3)", "blocks.5-3", "output,, conv", "lora(r=2", "the output"),
     ],
 )
@@ -115,6 +116,29 @@ def test_any_text_is_understood_or_refused(text: str) -> None:
         return
 
 
+@pytest.mark.parametrize(("factors", "held"), [("both", []), ("b", []), ("alternate", ["a", "b"]), ("project", ["a"])])
+def test_factors_say_what_each_round_holds(factors: str, held: list[str]) -> None:
+    """Rounds begin with b, since no gradient reaches a where b is zero; what else is trained is trained in all."""
+    part = part_of(f"lora(r=2, factors={factors}), output")
+    names = {one: tuple(name for name in part.initial if name.endswith(f".lora_{one}")) for one in "ab"}
+    assert part.layout.held == tuple(names[one] for one in held)
+    assert [part.layout.held_at(step) for step in range(4)] == [names[one] for one in held * 4][:4] or [()] * 4
+    assert bool(names["a"]) == (factors != "b")
+    assert part.projected == (tuple(zip(names["a"], names["b"], strict=True)) if factors == "project" else ())
+
+
+def test_only_a_projected_factor_starts_orthonormal_and_it_spans_what_was_drawn() -> None:
+    drawn, ours = part_of("lora(r=2)"), part_of("lora(r=2, factors=project)")
+    for name, a in ours.initial.items():
+        if not name.endswith(".lora_a"):
+            assert torch.equal(a, drawn.initial[name])
+            continue
+        torch.testing.assert_close(a @ a.T, torch.eye(2), rtol=0, atol=1e-6)
+        torch.testing.assert_close(drawn.initial[name] @ a.T @ a, drawn.initial[name], rtol=0, atol=1e-6)
+    same = part_of("lora(r=2, factors=alternate)").initial
+    assert all(torch.equal(a, same[name]) for name, a in drawn.initial.items())
+
+
 def test_the_share_of_base_that_lora_trains() -> None:
     """A pair of rank r for an [out, in] matrix has r·(in + out) numbers: per block and r, with width d, (d + 3d) for
     queries, keys and values, (d + d) for attention's output and twice (d + 4d) for the MLP: 16·d. Times 36 and 16."""
@@ -128,7 +152,9 @@ def test_the_share_of_base_that_lora_trains() -> None:
 # What it computes.
 
 
-@pytest.mark.parametrize("text", [None, "lora(r=2)", "lora(r=2, alpha=8)", "blocks.1, output.bias", "*.norm.*"])
+@pytest.mark.parametrize(
+    "text", [None, "lora(r=2)", "lora(r=2, alpha=8)", "lora(r=2, factors=project)", "blocks.1, output.bias", "*.norm.*"]
+)
 def test_a_part_starts_as_the_whole_model(text: str | None) -> None:
     part = part_of(text)
     assert torch.equal(score(part.frozen.with_trained(as_doubles(part))), score(START))

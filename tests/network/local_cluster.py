@@ -13,7 +13,6 @@ from sottovoce.base.signatures import PrivateKey
 from sottovoce.config import Recipe, validate_recipe
 from sottovoce.data.store import Store
 from sottovoce.federated.cohort import CohortSum
-from sottovoce.flat.layout import Layout
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.network import keys
 from sottovoce.network.invitation import Invitation, SecureSums, pack_invitation
@@ -80,8 +79,9 @@ class LocalCluster:
         for name in self.people:
             keys.make_node(self.place / name / "key")
         self.start: Recogniser = build_start_model(self.recipe, None, self.store)
-        self.start_bytes = write_start_model(self.start)
-        self.layout = Layout.of(split_trained_part(self.recipe, self.start).initial)
+        self.start_bytes = write_start_model(self.start, self.recipe.model)
+        part = split_trained_part(self.recipe, self.start)
+        self.layout, self.frozen = part.layout, part.frozen
         self.invitation = self.invite()
         self.plan: Plan = self.invitation.plan(self.layout)
 
@@ -98,7 +98,8 @@ class LocalCluster:
 
     def invite(self, recipe: Recipe | None = None, **changes: Any) -> Invitation:
         public = [self.key(name).public_key() for name in self.people]
-        given = {"start": self.start_bytes, "layout": self.layout, "sum_bits": self.sum_bits, "secure": self.secure}
+        given = {"start": self.start_bytes, "layout": self.layout, "frozen": self.frozen}
+        given |= {"sum_bits": self.sum_bits, "secure": self.secure}
         return Invitation.of(recipe or self.recipe, public, **(given | changes))
 
     def join(self, name: str, **given: Any) -> Participant:

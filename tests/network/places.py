@@ -21,7 +21,7 @@ from sottovoce.config import Recipe, load_recipe
 from sottovoce.data.store import Store
 from sottovoce.federated.client_wer import LocalEvaluationClients
 from sottovoce.federated.cohort import LocalClients
-from sottovoce.models.model_files import PARAMETERS
+from sottovoce.models.model_files import PARAMETERS, PART
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.network import keys
 from sottovoce.network.node.participant import Participant
@@ -67,12 +67,11 @@ class Place:
     def around(self) -> RunContext:
         return RunContext(self.folder / "runs", self.stores, CPU)
 
-    def write_files(self, **federation: Any) -> None:
+    def write_files(self, *, model: Mapping[str, Any] | None = None, **federation: Any) -> None:
         """Write everything down that both sides need."""
         now, folder = datetime.now(UTC), self.folder / "keys"
-        self.recipe_file.write_text(
-            yaml.safe_dump(content(**{"steps": ROUNDS, "evaluate_every": 2, "checkpoint_every": 1} | federation))
-        )
+        given = content(**{"steps": ROUNDS, "evaluate_every": 2, "checkpoint_every": 1} | federation)
+        self.recipe_file.write_text(yaml.safe_dump(given if model is None else given | {"model": dict(model)}))
         keys.make_authority(folder / "authority", now=now)
         keys.make_server(folder / "server", authority=folder / "authority", hosts=["127.0.0.1"], now=now)
         for name in self.people:
@@ -83,7 +82,7 @@ class Place:
     # The same recipe in two ways.
 
     def simulate(self, out: str, *, planned: Planned = with_word_sums) -> Path:
-        """In this process, as `sottovoce run` does, but on the grid that a network needs. Only with all `NAMES`."""
+        """In this process, as `sottovoce run` does, but on the grid that a network needs. Of all in `tones`."""
         recipe, store = self.recipe, Store(self.stores / "tones")
         population = build_recipe_population(recipe, store, recipe.federated.clients.population(recipe.data))
 
@@ -182,7 +181,7 @@ class _Here:
 
 def check_same(one: Path, other: Path) -> None:
     """The same model to the bit, the same results, and a ledger that says the same."""
-    models = [load_file(folder / "checkpoints" / LATEST / PARAMETERS) for folder in (one, other)]
+    models = [load_file(_weights(folder / "checkpoints" / LATEST)) for folder in (one, other)]
     assert models[0].keys() == models[1].keys()
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
     assert _said(one) == _said(other)
@@ -190,6 +189,10 @@ def check_same(one: Path, other: Path) -> None:
     for found in results:
         assert found["privacy"].pop("head")  # which is another where the ledger names its signer
     assert results[0] == results[1]
+
+
+def _weights(model: Path) -> Path:
+    return model / (PART if (model / PART).exists() else PARAMETERS)
 
 
 def _said(folder: Path) -> list[dict[str, Any]]:

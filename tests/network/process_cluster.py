@@ -23,7 +23,6 @@ from tests.training.forked import forked
 
 from sottovoce.data.store import Store
 from sottovoce.federated.cohort import CohortSum
-from sottovoce.flat.layout import Layout
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.network import keys
 from sottovoce.network.invitation import Invitation, SecureSums, pack_invitation
@@ -61,7 +60,7 @@ class ProcessCluster:
         self.place.write_files(cohort_size=len(PEOPLE))
         self.roster = load_roster(folder / "roster.yaml")
         self.start: Recogniser = build_start_model(self.place.recipe, None, Store(stores / "tones"))
-        self.layout = Layout.of(split_trained_part(self.place.recipe, self.start).initial)
+        self.layout = split_trained_part(self.place.recipe, self.start).layout
         self.model_P = self.layout.flatten(split_trained_part(self.place.recipe, self.start).initial)
         self.services = {sums: Service(self, sums) for sums in SUMS}
         self.link = FlowerLink(
@@ -164,7 +163,8 @@ class Service:
     """One recipe with one kind of sums: a server that asks, honest by `sum`, a liar by whatever else is here."""
 
     def __init__(self, process_cluster: ProcessCluster, sums: Sums) -> None:
-        self._hamlet, self._start = process_cluster, write_start_model(process_cluster.start)
+        self._hamlet = process_cluster
+        self._start = write_start_model(process_cluster.start, process_cluster.place.recipe.model)
         self.invitation = Invitation.of(
             process_cluster.place.recipe,
             [user.key for user in process_cluster.roster.users],

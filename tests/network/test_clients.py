@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
-from tests.network.nodes import KEYS, LAYOUT, RUN, Fleet, Meddle, Node, fleet, pair_of, plan_for
+from tests.network.nodes import KEYS, LAYOUT, RUN, Fleet, Meddle, Node, fleet, pair_of, plan_for, update_of
 
 from sottovoce.federated.cohort import CohortSum
 from sottovoce.network.messages import AnswerCode, OrderKind, parse_order
-from sottovoce.network.server.clients import CLIPPED_AGAIN, AttemptCounter
+from sottovoce.network.secure_sum.words import encode_update
+from sottovoce.network.server.clients import CLIPPED_AGAIN, AttemptCounter, _add_up
 from sottovoce.network.transport.link import AnswerFunction
 from sottovoce.privacy.client_wer import ClientWer
 from sottovoce.privacy.plan import Plan
@@ -195,6 +196,18 @@ def test_a_replayed_answer_counts_once(tmp_path: Path) -> None:
     later = summed(found, step=1)
     assert torch.equal(later.total, found.expected([1, 2, 3, 4], step=1))
     assert reasons(later) == {"no answer to what was asked (unexpected)": 1}
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_what_a_round_trains_has_its_own_shares_of_the_bound(step: int) -> None:
+    """A round that holds a tensor has the whole bound for the other: nothing honest is clipped again."""
+    plan = plan_for(1, share="uniform")
+    plan = replace(plan, layout=replace(plan.layout, held=(("b",), ("w",))))
+    sent_P = plan.clip(update_of(0, step), step=step)
+    assert float(sent_P.norm()) == pytest.approx(plan.clip_bound, rel=1e-5)
+    total, odd = _add_up({0: encode_update(sent_P, plan).tobytes()}, plan, step=step)
+    assert odd == {}
+    assert float((total - sent_P).abs().max()) <= plan.grid
 
 
 def test_an_update_above_its_bound_is_clipped_again(tmp_path: Path) -> None:

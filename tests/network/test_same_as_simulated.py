@@ -20,6 +20,7 @@ from sottovoce.network.invitation import SecureSums
 from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.plan import Plan
 from sottovoce.training.engines import build_engine
+from sottovoce.training.refactoring import build_refactoring
 from sottovoce.training.run_data import build_recipe_population
 from sottovoce.training.start_model import split_trained_part
 
@@ -39,10 +40,12 @@ def trained(local_cluster: LocalCluster, clients: Clients, plan: Plan, ledger: P
     settings = local_cluster.recipe.federated
     initial_P = local_cluster.layout.flatten(split_trained_part(local_cluster.recipe, local_cluster.start).initial)
     server = Server(settings.server, local_cluster.layout, initial_P)
+    part = split_trained_part(local_cluster.recipe, local_cluster.start)
+    after_step = [build_refactoring(part, server)] if part.projected else []
     with closing(Ledger(ledger, header=plan.ledger_header(run="local_cluster"))) as held:
         state = RoundState(server, plan, held)
         for step in range(ROUNDS):
-            run_round(state, clients, step=step)
+            run_round(state, clients, step=step, after_step=after_step)
     return server.parameters_P
 
 
@@ -110,7 +113,13 @@ def test_every_family(make_cluster: MakeCluster, tmp_path: Path, family: str) ->
     compare(make_cluster(given), tmp_path)
 
 
-@pytest.mark.parametrize("trainable", ["lora(r=2)", "blocks.0, output", "lora(r=2, alpha=4), output"])
+@pytest.mark.parametrize(
+    "trainable",
+    [
+        *("lora(r=2)", "blocks.0, output", "lora(r=2, alpha=4), output"),
+        *("lora(r=2, factors=alternate)", "lora(r=2, factors=project), output"),
+    ],
+)
 def test_every_part(make_cluster: MakeCluster, tmp_path: Path, trainable: str) -> None:
     local_cluster = make_cluster(content(trainable=trainable))
     assert local_cluster.layout.dimension < sum(p.numel() for p in local_cluster.start.parameters.values())

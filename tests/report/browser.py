@@ -6,6 +6,7 @@ No library, no port, no network: two file descriptors, JSON messages with a zero
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -47,7 +48,7 @@ class Tab:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
 
-    def open(self, page: Path, *, theme: str, width: int, height: int = 900) -> None:
+    def open(self, page: Path, *, theme: str, width: int, height: int = 900, medium: str = "screen") -> None:
         """Load `page` in a window of that size for a reader who prefers `theme` (light or dark)."""
         self._call(
             "Emulation.setDeviceMetricsOverride",
@@ -56,7 +57,8 @@ class Tab:
             deviceScaleFactor=1,
             mobile=False,
         )
-        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+        preferred = {"name": "prefers-color-scheme", "value": theme}
+        self._call("Emulation.setEmulatedMedia", media=medium, features=[preferred])
         self._events.clear()
         self.complaints.clear()
         url = page.resolve().as_uri()
@@ -72,6 +74,26 @@ class Tab:
         found = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
+
+    def press(self, key: str) -> None:
+        """A key of the keyboard: Tab or Enter."""
+        code = {"Tab": 9, "Enter": 13}[key]
+        text = {"text": "\r"} if key == "Enter" else {}
+        for kind in ("keyDown", "keyUp"):
+            given = text if kind == "keyDown" else {}
+            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **given)
+
+    def print_pages(self) -> int:
+        """How many pages the page takes on paper (A4)."""
+        found = self._call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, preferCSSPageSize=True)
+        return len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(found["data"])))
+
+    def names_and_roles(self) -> list[tuple[str, str]]:
+        """What a screen reader is told of the page: roles and names, in order."""
+        self._call("Accessibility.enable")
+        nodes = self._call("Accessibility.getFullAXTree")["nodes"]
+        shown = [node for node in nodes if not node.get("ignored")]
+        return [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in shown]
 
     def screenshot(self, out: Path) -> None:
         out.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))

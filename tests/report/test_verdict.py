@@ -223,9 +223,11 @@ def test_a_run_is_told_beside_its_start_and_beside_its_twin_without_noise(copied
     both = [read_run(folder.name, folder) for folder in (noisy, quiet)]
     found = judge_run(both[0], both)
     assert found.cost is not None
-    assert found.cost.base == "quiet"
-    assert found.cost.difference == pytest.approx(0.105)
-    assert "+10.5 points compared with quiet, the same without noise" in found.cost.words
+    assert found.cost.twin is not None
+    assert found.cost.twin.base == "quiet"
+    assert found.cost.twin.difference == pytest.approx(0.105)
+    assert "+10.5 points compared with quiet, the same without noise (95 % interval" in found.cost.words
+    assert found.cost.start == alone.cost.start, "it stands beside its start as well"
     assert found.cost.words.endswith("more errors.")
     assert judge_run(both[1], both).cost == judge_run(both[1]).cost, "which has no twin with less noise"
 
@@ -272,9 +274,15 @@ def test_several_runs_have_a_sentence_a_table_and_words_of_their_own(runs: Path,
         ("quiet", "not private"),
         ("thousands", "not private in practice"),
     ]
-    assert table.headings[2:6] == ("WER beside", "ε (PLD, else RDP)", "right guesses in 100", "odds of 1 : 1 become")
-    assert table.rows[2][2:6] == ("start", "3,933", "76", "more than 10¹⁷⁰⁸ : 1")
-    assert "thousands,not private in practice,start,3933,76," in table.as_csv()
+    assert table.headings[2:6] == (
+        *("twin without noise", "ε (PLD, else RDP)", "right guesses in 100", "odds of 1 : 1 become"),
+    )
+    assert table.headings[6:10] == ("points from start", "95 % interval", "points from twin", "95 % interval")
+    assert [row[2] for row in table.rows] == ["quiet", "–", "quiet"], "also of a release, which is not paired with it"
+    assert table.rows[2][3:6] == ("3,933", "76", "more than 10¹⁷⁰⁸ : 1")
+    assert table.note.endswith("Points are WER less that of the model that a run started from, or of the same run "
+                               "without noise.")  # fmt: skip
+    assert "thousands,not private in practice,quiet,3933,76," in table.as_csv()
     report = build_report(records, title="Three")
     assert report.sections[0].anchor == "verdict"
     assert "verdicts" in {table.name for table in report.tables}

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -187,6 +188,40 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return packed(first_at, [*judged, *public, *first]), packed(other_at, [*judged, *public, *others])
 
 
+def exported(run: Path, *options: str) -> Path:
+    """The run's model with its guarantee, as the command line writes them while the clock stands still."""
+    out = run.with_name(f"{run.name}-exported{len(options)}")
+    with still_clock(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["sottovoce", "export", str(run), "--out", str(out), *options])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert not ended.value.code
+    return out
+
+
+FAMILIES = {
+    "ctc_transformer": [],
+    "crdnn": ["model={family: crdnn, size: tiny}"],
+    "transducer": ["model={family: transducer, size: tiny}"],
+    "low rank": ["federation.trainable=lora(r=2, alpha=4)"],
+}
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(k, marks=() if k in ("ctc_transformer", "low rank") else pytest.mark.long) for k in FAMILIES],
+)
+def test_an_export_of_a_release_holds_nothing_private(family: str, stores: Path, tmp_path: Path) -> None:
+    run = made("secure", tmp_path, stores, *FAMILIES[family])
+    people = people_of(Store(stores / "tones"), more=[RARE]) | machine(tmp_path, stores)
+    for options in ((), ("--merged",)):
+        folder = exported(run, *options)
+        assert search(folder, people) == []
+        assert clocks(folder, begun=CLOCK, ended=CLOCK) == []
+        assert not {"diagnostics.jsonl", "results.json", "environment.json", "inputs.json"} & {*os.listdir(folder)}
+
+
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in IN_CI else pytest.mark.long) for k in KINDS])
 def test_no_kind_of_release_tells_anything_but_its_noised_sums(
@@ -201,3 +236,4 @@ def test_no_kind_of_release_tells_anything_but_its_noised_sums(
         assert search(folders[-1], people_of(Store(stores / "tones"), more=[RARE]) | machine(place, stores)) == []
         assert clocks(folders[-1], begun=CLOCK, ended=CLOCK) == []
     assert differences(*folders) == []
+    assert differences(*map(exported, folders)) == []

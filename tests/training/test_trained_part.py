@@ -21,7 +21,7 @@ from sottovoce.flat.layout import Layout
 from sottovoce.models.recogniser import load_recogniser
 from sottovoce.models.trainable import parse_part
 from sottovoce.privacy.fingerprint import fingerprint_tensor
-from sottovoce.training import checkpoint
+from sottovoce.training import checkpoint, start_model
 from sottovoce.training.run import run_recipe
 from sottovoce.training.run_context import Outcome, RunContext
 from sottovoce.training.start_model import init_start_model, split_trained_part
@@ -101,7 +101,9 @@ def test_chosen_tensors_move_and_the_rest_of_the_model_does_not(
         assert torch.equal(tensor, start.parameters[name]) != trained, name
 
 
-@pytest.mark.parametrize("part", ["lora(r=2, alpha=4)", "blocks.3"])
+@pytest.mark.parametrize(
+    "part", ["lora(r=2, alpha=4)", "blocks.3", "lora(r=2, factors=alternate), output", "lora(r=2, factors=project)"]
+)
 @pytest.mark.parametrize("average", ["0.5", "null"])
 def test_a_run_that_breaks_off_goes_on_to_the_same_bits(
     part: str, average: str, run: Run, monkeypatch: pytest.MonkeyPatch
@@ -199,7 +201,10 @@ def test_export_writes_the_whole_model_or_the_part(
     assert all(torch.equal(exported.parameters[name], tensor) for name, tensor in found.parameters.items())
     assert exported.about == found.about
     run_export(monkeypatch, folder, "--out", tmp_path / "part", "--json")
-    assert {file.name for file in (tmp_path / "part").iterdir()} == {PART, "config.json", "tokens.json"}
+    assert {file.name for file in (tmp_path / "part").iterdir()} == {
+        *(PART, "config.json", "tokens.json"),
+        *("privacy.json", "ledger.jsonl", "recipe.yaml"),
+    }
     with pytest.raises(SystemExit) as ended:
         run_export(monkeypatch, folder, "--out", tmp_path / "part")
     assert ended.value.code == 2
@@ -220,9 +225,28 @@ def test_a_part_that_the_model_does_not_have_is_one_clear_line(run: Run) -> None
         run("federation.trainable=blocks.2-5")
 
 
+@pytest.mark.parametrize("factors", ["alternate", "project"])
+def test_central_training_has_no_rounds_for_factors_to_alternate_in(
+    factors: str, recipe_file: Path, short_stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only models that say themselves what is trained can ask for it."""
+    part = parse_part(f"lora(r=2, factors={factors})")
+    monkeypatch.setattr(start_model, "choose_trained_part", lambda recipe, start: part)
+    around = RunContext(runs=tmp_path / "runs", stores=short_stores, device=torch.device("cpu"))
+    with pytest.raises(InputError, match="about rounds of a federation; expected both or b"):
+        run_recipe(load_recipe(str(recipe_file)), out=tmp_path / "central", resume=False, context=around)
+
+
+def test_what_assumes_that_every_round_trains_everything_is_refused(run: Run) -> None:
+    bound = "federation.estimate_bound={clients: 2}"
+    with pytest.raises(InputError, match=r"estimate_bound with LoRA's factors=alternate or project: .*expected null"):
+        run("federation.trainable=lora(r=2, factors=alternate)", "federation.local.local_steps=2", bound)
+
+
 def test_a_smoke_test_trains_a_part_that_its_tiny_model_has(federated_recipe: Path) -> None:
     for text, expected in (
         ("lora(r=128, alpha=16), output", "lora(r=2), output"),
+        ("lora(r=8, alpha=16, factors=project)", "lora(r=2, factors=project)"),
         ("blocks.30-35, output", "blocks.*, output"),
         ("blocks.3?.mlp.*", "blocks.*.mlp.*"),
     ):

@@ -15,6 +15,9 @@ So a score is ⟨d, Σ_t weight_t·release_t⟩ with weights Mᵀh, the same for
 for each group as they come, and directions are used once, at the end. With independent noise M = I and there is one
 group.
 
+Where rounds train some of the tensors (`Layout.held`), a canary's update lies in those, and is as long: its direction
+has one length in a tensor in each such round, and releases are added up with these lengths.
+
 Shapes: P flat length, N canaries, G groups that take part, T rounds, H tensors.
 """
 
@@ -70,48 +73,74 @@ class Canaries:
 
     @cached_property
     def shares_H(self) -> tuple[float, ...]:
-        """How long a direction is in each tensor; their squares sum to 1."""
-        layers, layout = self.plan.clipper.layers, self.plan.layout
+        """How long a direction is in each tensor, over all rounds; their squares sum to 1."""
+        if not self.plan.layout.held:
+            return self.shares_at(0)
+        turns = range(len(self.plan.layout.held))
+        lengths_TH = np.array([self.shares_at(step) for step in turns])
+        return tuple(np.sqrt(np.square(lengths_TH).mean(axis=0)).tolist())
+
+    def shares_at(self, step: int) -> tuple[float, ...]:
+        """The same in round `step`: none in what it holds."""
+        clipper, layout, held = self.plan.clipper_at(step), self.plan.layout, self.plan.layout.held_at(step)
         if self.plan.settings.share is Share.GLOBAL or math.isinf(self.plan.clip_bound):
-            return (1 / math.sqrt(len(layout.names)),) * len(layout.names)
+            one = 1 / math.sqrt(len(layout.names) - len(held))
+            return tuple(0.0 if name in held else one for name in layout.names)
+        layers = clipper.layers
         return tuple(
-            self.plan.clipper.layer_bounds[layer] / self.plan.clip_bound * math.sqrt(size / layers.dimensions[layer])
-            for layer, size in zip(layers.of_parameter, layout.sizes, strict=True)
+            0.0
+            if name in held
+            else clipper.layer_bounds[layer] / self.plan.clip_bound * math.sqrt(size / layers.dimensions[layer])
+            for name, layer, size in zip(layout.names, layers.of_parameter, layout.sizes, strict=True)
         )
 
-    def effective_dimension(self, tensor: int | None = None) -> float:
-        """How many independent numbers of noise a score sums up: of one tensor, or of all."""
+    def gains_at(self, step: int) -> Floats:
+        """How much longer a direction is in each tensor [H] in round `step` than over all rounds."""
+        own_H, over_all_H = np.array(self.shares_at(step)), np.array(self.shares_H)
+        found: Floats = np.divide(own_H, over_all_H, out=np.zeros_like(own_H), where=over_all_H > 0)
+        return found
+
+    def effective_dimension(self, tensor: int | None = None, *, step: int | None = None) -> float:
+        """How many independent numbers of noise a score sums up: of one tensor, or of all; of one round, or of all."""
         sizes = self.plan.layout.sizes
         if tensor is not None:
             return float(sizes[tensor])
-        return 1 / math.fsum(share**4 / size for share, size in zip(self.shares_H, sizes, strict=True))
+        shares_H = self.shares_H if step is None else self.shares_at(step)
+        return 1 / math.fsum(share**4 / size for share, size in zip(shares_H, sizes, strict=True))
 
-    def directions(self, which: Sequence[int]) -> Tensor:
-        """Of length 1 [N, P]."""
+    def directions(self, which: Sequence[int], *, step: int | None = None) -> Tensor:
+        """Of length 1 [N, P]: those of one round, or over all of them."""
         size = self.plan.layout.flat_size
         if not which:
             return torch.zeros(0, size, device=self.device)
         bits = torch.stack([self._drawn(canary) for canary in which])
-        return embedding(bits.int(), self._signs_of_byte).flatten(1)[:, :size].mul_(self._scales_P)
+        return embedding(bits.int(), self._signs_of_byte).flatten(1)[:, :size].mul_(self._scales(step))
 
-    def in_chunks(self, which: Sequence[int]) -> Iterator[tuple[Sequence[int], Tensor]]:
+    def in_chunks(self, which: Sequence[int], *, step: int | None = None) -> Iterator[tuple[Sequence[int], Tensor]]:
         """Their directions, some at a time."""
         size = max(1, _AT_ONCE // (4 * self.plan.layout.flat_size))
         for first in range(0, len(which), size):
             some = which[first : first + size]
-            yield some, self.directions(some)
+            yield some, self.directions(some, step=step)
 
     @property
     def _bytes(self) -> int:
         return -(-self.plan.layout.flat_size // 8)
 
+    def _scales(self, step: int | None) -> Tensor:
+        """What each sign counts [P]; nothing in the padding."""
+        layout = self.plan.layout
+        shares_H = self.shares_H if step is None else self.shares_at(step)
+        if shares_H not in self._scales_kept:
+            scales_P = layout.zeros(device=self.device)
+            for part, share in zip(layout.parts(scales_P), shares_H, strict=True):
+                part.fill_(share / math.sqrt(part.numel()))
+            self._scales_kept[shares_H] = scales_P
+        return self._scales_kept[shares_H]
+
     @cached_property
-    def _scales_P(self) -> Tensor:
-        """What each sign counts; nothing in the padding."""
-        scales_P = self.plan.layout.zeros(device=self.device)
-        for part, share in zip(self.plan.layout.parts(scales_P), self.shares_H, strict=True):
-            part.fill_(share / math.sqrt(part.numel()))
-        return scales_P
+    def _scales_kept(self) -> dict[tuple[float, ...], Tensor]:
+        return {}
 
     @cached_property
     def _signs_of_byte(self) -> Tensor:
@@ -158,7 +187,7 @@ class CanaryEngine(Engine):
         self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
     ) -> Iterator[Trained]:
         self.drawn = here = [canary for canary in cohort if self._canaries.is_in[canary]]
-        for some, directions_NP in self._canaries.in_chunks(here):
+        for some, directions_NP in self._canaries.in_chunks(here, step=step):
             updates_NP = directions_NP * (self._length * self.sign(step))
             losses_N = torch.full((len(some),), torch.nan, device=updates_NP.device)
             figures = (self._figures,) * len(some)
@@ -205,12 +234,14 @@ class MatchedFilter:
         found: Floats = back_GT * signs_T * (lengths_G.max() / lengths_G)[:, None]
         return found
 
-    @cached_property
-    def expected_GG(self) -> Floats:
-        """What one who is in, of the group in a column, adds along its own direction to what that of a row sees."""
+    def expected(self, gains_T: Floats | float = 1.0) -> Floats:
+        """What one who is in, of the group in a column, adds along its own direction to what that of a row sees [G, G].
+
+        In a tensor in which directions are so much longer in each round.
+        """
         sampler = self.plan.sampler
         rate = sampler.sampling_rate if isinstance(sampler, CyclicSampler) else self.plan.sampling_rate
-        found: Floats = rate * self.weights_GT @ self._rounds_GT.T
+        found: Floats = rate * (self.weights_GT * np.square(gains_T)) @ self._rounds_GT.T
         return found
 
     @cached_property
@@ -253,13 +284,17 @@ def canary_scores(canaries: Canaries, seen_GP: Tensor, groups_N: NDArray[np.int6
 
 def others_in(canaries: Canaries, observer: MatchedFilter) -> Floats:
     """What the other canaries that are in add to a canary's scores on average [N, H]."""
-    expected_GG, groups_N = observer.expected_GG, observer.groups_N
-    total_GP = canaries.plan.layout.zeros(len(expected_GG), device=canaries.device, dtype=torch.float64)
+    groups_N, layout = observer.groups_N, canaries.plan.layout
+    gains_TH = np.array([canaries.gains_at(step) for step in range(len(observer.signs_T))])
+    expected_HGG = np.array([observer.expected(gains_T) for gains_T in gains_TH.T])
+    total_GP = layout.zeros(expected_HGG.shape[1], device=canaries.device, dtype=torch.float64)
     for which, directions_NP in canaries.in_chunks(range(canaries.count)):
-        members_GN = (groups_N[which] == np.arange(len(expected_GG))[:, None]) & canaries.is_in[which]
+        members_GN = (groups_N[which] == np.arange(len(total_GP))[:, None]) & canaries.is_in[which]
         total_GP += torch.from_numpy(members_GN).to(directions_NP) @ directions_NP
-    seen_GP = torch.from_numpy(expected_GG).to(total_GP) @ total_GP
-    found = canary_scores(canaries, seen_GP, groups_N)
+    for part, expected_GG in zip(layout.parts(total_GP), expected_HGG, strict=True):
+        part.copy_(torch.from_numpy(expected_GG).to(part) @ part)
+    found = canary_scores(canaries, total_GP, groups_N)
     own_N = canaries.is_in & observer.takes_part_N
-    found[own_N] -= np.outer(expected_GG.diagonal()[groups_N[own_N]], np.square(canaries.shares_H))
+    diagonals_HG = expected_HGG.diagonal(axis1=1, axis2=2)
+    found[own_N] -= (diagonals_HG[:, groups_N[own_N]] * np.square(canaries.shares_H)[:, None]).T
     return found

@@ -225,6 +225,7 @@ class _Watch:
 
     def __init__(self, canaries: Canaries, engine: CanaryEngine, best: MatchedFilter) -> None:
         self._plan, self._engine, self._weights_GT = canaries.plan, engine, best.weights_GT
+        self._canaries = canaries
         lead = len(self._weights_GT)
         self.total_GP = canaries.plan.layout.zeros(lead, device=canaries.device, dtype=torch.float64)
         self.noise, self._sampling = NoiseMeter(canaries.plan.layout), SamplingMeter(canaries)
@@ -233,12 +234,24 @@ class _Watch:
         bound = 1.0 if math.isinf(plan.clip_bound) else plan.clip_bound
         scale = self._engine.sign(step) * plan.denominator / bound
         scaled_P = released_P.double() * scale
+        along_P = self._lengthened(scaled_P, step)
         for group in np.flatnonzero(self._weights_GT[:, step]):
-            self.total_GP[group].add_(scaled_P, alpha=float(self._weights_GT[group, step]))
+            self.total_GP[group].add_(along_P, alpha=float(self._weights_GT[group, step]))
         if not isinstance(plan.event, NoGuarantee):
             # As accounted, not as the plan adds it: that is what is audited.
-            self.noise.add(released_P, std=plan.event.noise_multiplier * plan.clip_bound / plan.denominator)
+            std = plan.event.noise_multiplier * plan.clip_bound / plan.denominator
+            self.noise.add(released_P, std=std, step=step)
             self._sampling.add(scaled_P, self._engine.drawn, step=step)
+
+    def _lengthened(self, scaled_P: Tensor, step: int) -> Tensor:
+        """In each tensor as much longer as directions are in this round, where rounds train some of them."""
+        layout = self._plan.layout
+        if not layout.held:
+            return scaled_P
+        scaled_P = scaled_P.clone()
+        for part, gain in zip(layout.parts(scaled_P), self._canaries.gains_at(step), strict=True):
+            part.mul_(float(gain))
+        return scaled_P
 
     def sampling(self) -> SamplingCheck | None:
         event = self._plan.event

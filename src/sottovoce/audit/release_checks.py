@@ -60,21 +60,23 @@ class NoiseMeter:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         count = len(layout.names)
-        self._alone_H, self._alone_rounds = np.zeros(count), 0
-        self._apart_H, self._apart_rounds = np.zeros(count), 0
-        self._last: tuple[Tensor, float] | None = None  # of a pair: no release is in two of them
+        self._alone_H, self._alone_rounds_H = np.zeros(count), np.zeros(count)
+        self._apart_H, self._apart_rounds_H = np.zeros(count), np.zeros(count)
+        # Of a pair that trains the same tensors: no release is in two of them.
+        self._last: dict[tuple[str, ...], tuple[Tensor, float]] = {}
 
-    def add(self, released_P: Tensor, *, std: float) -> None:
-        """A release that is claimed to have noise of this standard deviation."""
+    def add(self, released_P: Tensor, *, std: float, step: int = 0) -> None:
+        """The release of round `step`, claimed to have noise of this standard deviation in what it trains."""
+        held = self._layout.held_at(step)
+        trained_H = np.array([name not in held for name in self._layout.names], dtype=np.float64)
         self._alone_H += self._squares(released_P) / std**2
-        self._alone_rounds += 1
-        if self._last is None:
-            self._last = released_P.clone(), std
+        self._alone_rounds_H += trained_H
+        if held not in self._last:
+            self._last[held] = released_P.clone(), std
             return
-        before_P, before = self._last
+        before_P, before = self._last.pop(held)
         self._apart_H += self._squares(released_P - before_P) / (std**2 + before**2)
-        self._apart_rounds += 1
-        self._last = None
+        self._apart_rounds_H += trained_H
 
     def _squares(self, flat_P: Tensor) -> Any:
         norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in self._layout.parts(flat_P)]
@@ -82,22 +84,19 @@ class NoiseMeter:
 
     def found(self) -> NoiseCheck:
         """The least of it."""
-        found = self._per_tensor(self._alone_H, self._alone_rounds, between=False)
-        if self._apart_rounds:
-            found += self._per_tensor(self._apart_H, self._apart_rounds, between=True)
+        found = self._per_tensor(self._alone_H, self._alone_rounds_H, between=False)
+        found += self._per_tensor(self._apart_H, self._apart_rounds_H, between=True)
         return min(found, key=lambda one: (one.chance, one.share))
 
-    def _per_tensor(self, squares_H: Any, rounds: int, *, between: bool) -> list[NoiseCheck]:
+    def _per_tensor(self, squares_H: Any, rounds_H: Any, *, between: bool) -> list[NoiseCheck]:
         from scipy.stats import chi2
 
-        numbers_H = rounds * np.array(self._layout.sizes)
+        numbers_H = rounds_H * np.array(self._layout.sizes)
         tests = 2 * len(numbers_H)
-        chances_H = np.minimum(chi2.cdf(squares_H, numbers_H) * tests, 1.0)
-        shares_H = np.sqrt(squares_H / numbers_H)
         return [
-            NoiseCheck(float(share), name, float(chance), between)
-            for share, name, chance in zip(shares_H, self._layout.names, chances_H, strict=True)
-            if math.isfinite(share)
+            NoiseCheck(math.sqrt(squares / numbers), name, min(float(chi2.cdf(squares, numbers)) * tests, 1.0), between)
+            for squares, name, numbers in zip(squares_H, self._layout.names, numbers_H, strict=True)
+            if numbers and math.isfinite(squares)
         ]
 
 
@@ -148,7 +147,9 @@ class SamplingMeter:
         self._canaries = canaries
         self._drawn: list[float] = []  # scores, in units of the clip bound
         self._others: list[float] = []
-        self._draws, self._chances, self._dimension = 0, 0, canaries.effective_dimension()
+        self._draws, self._chances = 0, 0
+        turns = range(max(1, len(canaries.plan.layout.held)))
+        self._dimension = min(canaries.effective_dimension(step=step) for step in turns)
 
     def add(self, scaled_P: Tensor, drawn: list[int], *, step: int) -> None:
         """A release in units of the clip bound, with canaries' signs, and which canaries were drawn."""
@@ -161,10 +162,10 @@ class SamplingMeter:
             return
         others = stream(canaries.seed, "audit", "others", step).choice(absent, size, replace=False)
         left_P = scaled_P.clone()  # all others who were drawn are known
-        for _, directions_NP in canaries.in_chunks(drawn):
+        for _, directions_NP in canaries.in_chunks(drawn, step=step):
             left_P -= directions_NP.sum(0, dtype=torch.float64)
-        self._drawn += [score + 1 for score in _scores(canaries, drawn, left_P)]
-        self._others += _scores(canaries, others.tolist(), left_P)
+        self._drawn += [score + 1 for score in _scores(canaries, drawn, left_P, step)]
+        self._others += _scores(canaries, others.tolist(), left_P, step)
 
     def found(self, *, multiplier: float, rate: float) -> SamplingCheck | None:
         """What was found, beside a noise multiplier and a sampling rate; None where too few were drawn to say."""
@@ -181,6 +182,8 @@ class SamplingMeter:
         return SamplingCheck(effect, error, 1 / multiplier, share, rate_error, rate)
 
 
-def _scores(canaries: Canaries, which: Sequence[int], left_P: Tensor) -> list[float]:
-    """How far that goes in their directions."""
-    return [score for _, rows_NP in canaries.in_chunks(which) for score in (rows_NP @ left_P.float()).tolist()]
+def _scores(canaries: Canaries, which: Sequence[int], left_P: Tensor, step: int) -> list[float]:
+    """How far that goes in their directions of round `step`."""
+    return [
+        score for _, rows_NP in canaries.in_chunks(which, step=step) for score in (rows_NP @ left_P.float()).tolist()
+    ]

@@ -90,12 +90,12 @@ class AuditedRounds:
 def federation_rounds(federation: Federation, count: int | None, on_round: Callable[[int, int], None]) -> AuditedRounds:
     """The rounds of a recipe's federation, or the first `count`; `on_round` gets how many are done, of how many."""
     settings = federation.settings
-    rounds = min(count or settings.steps, settings.steps)
+    rounds, server = min(count or settings.steps, settings.steps), federation.server()
     return AuditedRounds(
-        federation.server(),
+        server,
         rounds,
         has_streams=settings.local.time_line is not None,
-        after_step=federation.after_step(),
+        after_step=federation.after_step(server),
         model_bits=settings.model_bits,
         on_round=lambda done: on_round(done, rounds),
     )

@@ -43,6 +43,30 @@ def write_atomically(path: Path, *, private: bool = False) -> Iterator[IO[bytes]
         sync_folder(path.parent)
 
 
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A new path beside `folder`: what is made there takes its name, whole, when the block ends without an error."""
+    if folder.exists() or folder.is_symlink():
+        raise InputError(f"{folder} is there already: expected the name of a new folder")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
+            made = Path(temporary) / folder.name
+            yield made
+            made.rename(folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written ({error.strerror or error})") from None
+
+
+@contextmanager
+def write_folder_atomically(folder: Path) -> Iterator[Path]:
+    """An empty folder that takes the name of `folder`, which must be new, when the block ends without an exception."""
+    with new_folder(folder) as made:
+        made.mkdir()
+        yield made
+
+
 def list_folders_holding(folder: Path, file: str) -> str:
     """The folders in `folder` that hold `file`, for a line that asks for one of them; empty where there is none."""
     if not folder.is_dir():

@@ -19,6 +19,7 @@ from sottovoce.cli import (
     audit,
     compare,
     evaluate,
+    export,
     join,
     keys,
     ledger,
@@ -50,7 +51,7 @@ app = typer.Typer(
 for _command in (
     *(stats.stats, tokens.tokens, run.run, recipes.recipes, serve.serve, join.join, plan.plan, audit.audit),
     *(ledger.ledger, report.report, evaluate.evaluate, compare.compare, transcribe.transcribe, probe.probe),
-    models.export,
+    *(export.export, export.verify),
 ):
     app.command()(_command)
 for _name, _group in {

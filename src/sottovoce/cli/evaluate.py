@@ -80,7 +80,8 @@ def evaluate(
         return
     check_language(recogniser, store)
     rules = choose_normaliser(normaliser, language=store.language)
-    decode = choose_decoder(recogniser.family, recogniser.tokens.pieces(), decoding)
+    pieces, settings = recogniser.tokens.pieces(), recogniser.settings
+    decode = choose_decoder(recogniser.family, pieces, decoding, settings=settings)
     collapses: list[int] = []
     started = time.monotonic()
     chosen = select_utterances(store, split=split, longest_seconds=longest)

@@ -40,6 +40,13 @@ def join(
     user: Annotated[
         str | None, typer.Option(help="Whose speech it is, where several people's is there; your name in the roster.")
     ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Of a pretrained model: where its files lie; looked for in $SOTTOVOCE_MODELS by default.",
+        ),
+    ] = None,
     language: Annotated[str, typer.Option(help="Of a folder of recordings: decides how text is normalised.")] = "en",
     accept: Annotated[
         str | None, typer.Option(metavar="DIGEST", help="Say yes beforehand to the invitation with this digest.")
@@ -73,6 +80,8 @@ def join(
     from sottovoce.network.node.traffic import RoundTraffic
 
     address = _address(server)
+    if base is not None and not base.is_dir():
+        raise InputError(f"--base {base}: no such folder; expected that of the base model that you were told of")
     quota = Quota(
         rounds=rounds_a_day,
         seconds=seconds_a_day,
@@ -109,6 +118,7 @@ def join(
         store=_open_store(data, home=home, user=user, language=language),
         now=lambda: datetime.now(UTC),
         user=user,
+        base=base,
         device=choose_device(device),
         quota=quota,
         say=print_line,

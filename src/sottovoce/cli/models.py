@@ -1,49 +1,14 @@
-"""`sottovoce export` and `sottovoce import`: a model in a folder of its own, from a run or from another toolkit."""
+"""`sottovoce import`: a model of another toolkit, in a folder of its own."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from sottovoce.cli.console import print_json, print_line, stdout
-from sottovoce.cli.options import Json, Model, OutsideFamily
-
-Out = Annotated[Path, typer.Option(help="The folder to write; it must not be there yet.")]
+from sottovoce.cli.export import print_written
+from sottovoce.cli.options import Json, Out
 
 import_app = typer.Typer(no_args_is_help=True, help="Convert a model that another toolkit has trained.")
-
-
-def export(
-    model: Model,
-    out: Out,
-    merged: Annotated[
-        bool, typer.Option("--merged", help="The whole model, also where only a part of it was trained.")
-    ] = False,
-    family: OutsideFamily = None,
-    json: Json = False,
-) -> None:
-    """Write a run's best model into a folder that can be moved, loaded and started from by itself.
-
-    A run that has trained a part of a model (federation.trainable) exports that part, which fits the model it began
-    with and no other; --merged writes the whole model. A model that is not what its run's ledger says is refused.
-
-    Example: sottovoce export runs/lora --merged --out models/lora
-    """
-    from sottovoce.base.errors import InputError
-    from sottovoce.models.model_files import digest_model_files
-    from sottovoce.models.recogniser import digest_recogniser, load_recogniser
-    from sottovoce.models.recogniser import export_recogniser as export_to
-    from sottovoce.training.ledger_check import check_model_of_run
-
-    check_model_of_run(model)
-    recogniser = load_recogniser(model, family=family)
-    if merged:
-        recogniser = recogniser.whole
-    written = export_to(recogniser, out)
-    if digest_model_files(out) != digest_recogniser(recogniser):
-        raise InputError(f"{out} is not what was to be written: the disk may be damaged")
-    _print_written(out, written, json)
 
 
 @import_app.command()
@@ -60,12 +25,4 @@ def speechbrain(
     from sottovoce.models.recogniser import export_recogniser as export_to
     from sottovoce.models.speechbrain import read_speechbrain
 
-    _print_written(out, export_to(read_speechbrain(folder, language=language), out), json)
-
-
-def _print_written(out: Path, written: Mapping[str, Any], json: bool) -> None:
-    if json:
-        print_json(written)
-        return
-    what = "the whole model" if written["whole"] else "the part that was trained"
-    print_line(f"{out}: {what}, {written['parameters']:,} parameters, {written['bytes'] / 1e6:,.2f} MB", to=stdout)
+    print_written(out, export_to(read_speechbrain(folder, language=language), out), json)

@@ -14,6 +14,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for ma
 Model = Annotated[
     Path, typer.Argument(help="A model folder, or a run folder that holds one; of a suite one of its runs.")
 ]
+Out = Annotated[Path, typer.Option(help="The folder to write; it must not be there yet.")]
 OutsideFamily = Annotated[
     str | None,
     typer.Option(

@@ -24,7 +24,7 @@ def probe(
 
     Example: sottovoce probe runs/pre-trained --on stores/crowd:test
 
-    Beside it stand an untrained encoder of the same shape, and chance.
+    Beside it stand an untrained encoder of the same shape, or the base model that it was made from, and chance.
     """
     from sottovoce.base.tables import Table
     from sottovoce.data.store import Store
@@ -59,7 +59,8 @@ def probe(
     if (letters := found.letters) is not None:
         rates = (f"{rate:.1%}" for rate in (letters.error_rate, letters.untrained, letters.chance))
         rows.append((f"{letters.letters:,} letters: errors", *rates, f"{letters.tried_on:,} utterances"))
-    headings = ("a linear layer finds", "this model", "untrained", "chance", "tested on")
+    before = "base model" if recogniser.family.transfer.origin(recogniser.settings) else "untrained"
+    headings = ("a linear layer finds", "this model", before, "chance", "tested on")
     stdout.print(Table("probe", f"{model} on {on}", headings, tuple(rows)).for_terminal())
     for what, why in found.missing.items():
         print_line(f"{what}: {why}")

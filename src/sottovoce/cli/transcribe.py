@@ -64,6 +64,7 @@ def transcribe(
     from sottovoce.evaluation.recognise import choose_device, require_recognition
     from sottovoce.evaluation.transcribe import find_audio_files, transcribe_files
     from sottovoce.evaluation.windows import read_audio_blocks
+    from sottovoce.models.attention_search import SearchOptions
     from sottovoce.models.recogniser import load_recogniser
 
     if stream:
@@ -81,8 +82,12 @@ def transcribe(
     one_document = json or (format is TranscriptFormat.json and out is None)
     targets = {} if out is None else name_transcripts(files, out, places=places, suffix=format.suffix)
     recogniser = load_recogniser(model, family=family)
-    require_recognition(recogniser)  # before any file is read
-    decode = choose_decoder(recogniser.family, recogniser.tokens.pieces(), decoding)
+    recognition = require_recognition(recogniser)  # before any file is read
+    pieces, settings = recogniser.tokens.pieces(), recogniser.settings
+    decode = choose_decoder(recogniser.family, pieces, decoding, settings=settings)
+    untimed = recognition.untimed(settings) if isinstance(decode, SearchOptions) else None
+    if format is TranscriptFormat.srt and untimed is not None:
+        raise InputError(f"--format srt: {untimed}; expected text or json")
     found: list[Transcript] = []
     failed: list[FailedFile] = []
     with progress_bar("transcribing") as bar:
@@ -106,6 +111,8 @@ def transcribe(
                 print(f"{result.path}: " * (len(files) > 1) + format_transcript(result, format), end="", flush=True)
     if one_document:
         print_json({"transcripts": [r.as_json() for r in found], "failed": [r.as_json() for r in failed]})
+    if untimed is not None and (json or format is TranscriptFormat.json):
+        print_line(f"words have no times: {untimed}")
     if out is not None:
         print_line(f"wrote {len(found):,} {format.suffix} files to {out}")
     if line := format_narrow_count(is_narrow_band(next(read_audio_blocks(result.path))) for result in found):

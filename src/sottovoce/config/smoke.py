@@ -81,4 +81,4 @@ def _shrink(federation: dict[str, Any], seed_model: str | None) -> None:
     if federation["trainable"] is not None:
         # A tiny model has few blocks, and narrow ones.
         blocks = re.sub(r"blocks\.[^.,]+", "blocks.*", federation["trainable"])
-        federation["trainable"] = re.sub(r"lora\([^)]*\)", "lora(r=2)", blocks)
+        federation["trainable"] = re.sub(r"lora\([^)]*?(, factors=\w+)?\)", r"lora(r=2\1)", blocks)

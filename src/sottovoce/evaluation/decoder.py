@@ -21,19 +21,27 @@ DEFAULT_WIDTH = 50
 DEFAULT_LM_WEIGHT = 1.0
 
 
-def has_search(family: Family[Any, Any]) -> bool:
-    """Whether models of `family` have a search of their own."""
-    return family.recognition is not None and family.recognition.search is not None
+def has_search(family: Family[Any, Any], settings: Any = None) -> bool:
+    """Whether models of `family`, or those with these `settings`, have a search of their own."""
+    return family.recognition is not None and family.recognition.search is not None and _has_decoder(family, settings)
 
 
-def has_ctc(family: Family[Any, Any]) -> bool:
-    """Whether models of `family` can be decoded by CTC."""
-    return family.recognition is not None and family.recognition.emit is not None
+def has_ctc(family: Family[Any, Any], settings: Any = None) -> bool:
+    """Whether models of `family`, or those with these `settings`, can be decoded by CTC."""
+    has_both = family.recognition is None or family.recognition.has_decoder is None or settings is None
+    is_ctc = has_both or not _has_decoder(family, settings)
+    return family.recognition is not None and family.recognition.emit is not None and is_ctc
 
 
-def choose_greedy(family: Family[Any, Any]) -> Decoder | SearchOptions:
+def _has_decoder(family: Family[Any, Any], settings: Any) -> bool:
+    assert family.recognition is not None
+    decides = family.recognition.has_decoder
+    return decides is None or settings is None or decides(settings)
+
+
+def choose_greedy(family: Family[Any, Any], settings: Any = None) -> Decoder | SearchOptions:
     """Greedy, in the way of the family."""
-    return GREEDY if has_search(family) else decode_greedily
+    return GREEDY if has_search(family, settings) else decode_greedily
 
 
 @dataclass(frozen=True)
@@ -74,16 +82,19 @@ USUAL = DecodingOptions()
 
 
 def choose_decoder(
-    family: Family[Any, Any], pieces: Sequence[str], options: DecodingOptions = USUAL
+    family: Family[Any, Any], pieces: Sequence[str], options: DecodingOptions = USUAL, *, settings: Any = None
 ) -> Decoder | SearchOptions:
-    """Greedy when nothing is asked for; otherwise beam search over the tokens `pieces`, as the options say."""
+    """Greedy when nothing is asked for; otherwise beam search over the tokens `pieces`, as the options say.
+
+    `settings` are the model's, where models of `family` are not all decoded alike.
+    """
     if options.lm_weight is not None and options.language_model is None:
         raise InputError(f"lm_weight={options.lm_weight} needs a language model (--lm FILE)")
     if options.word_score is not None and options.words is None:
         raise InputError(f"word_score={options.word_score} needs a list of words (--words FILE)")
-    if options.by_ctc and not has_ctc(family):
+    if options.by_ctc and not has_ctc(family, settings):
         raise InputError(f"models of family={family.name} cannot be decoded by CTC: they have a search of their own")
-    if has_search(family) and not options.by_ctc:
+    if has_search(family, settings) and not options.by_ctc:
         return _choose_search(family, pieces, options)
     for name, value in options.search_settings().items():
         raise InputError(f"{name}={value} is for models that search with attention, not for CTC (family={family.name})")

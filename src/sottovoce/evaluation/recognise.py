@@ -82,6 +82,16 @@ def search_texts(recogniser: Recogniser, recordings: Waveforms, how: SearchOptio
     return [texts[0] for texts in recognition.search(recogniser.parameters, features, settings=settings, how=how)]
 
 
+def search_timed_texts(recogniser: Recogniser, recordings: Waveforms, how: SearchOptions) -> list[Hypothesis]:
+    """The same, each token with the frame in which it was said, as well as the model knows."""
+    texts, recognition = search_texts(recogniser, recordings, how), require_recognition(recogniser)
+    if recognition.align is None or recognition.untimed(recogniser.settings) is not None:
+        return texts
+    settings, lengths_U = recogniser.settings, recordings.lengths_U.cpu()
+    features = extract_float32_features(recogniser.family, recordings, settings=settings)
+    return recognition.align(recogniser.parameters, features, texts, lengths_U=lengths_U, settings=settings)
+
+
 def require_recognition(recogniser: Recogniser) -> Recognition[Any]:
     """How `recogniser` writes text; refuses one that does not."""
     if recogniser.family.recognition is None:
@@ -120,7 +130,7 @@ def recognise_utterances(
     """
     device = torch.device(device)
     recogniser = place_for_evaluation(recogniser, device)
-    decode = choose_greedy(recogniser.family) if decode is None else decode
+    decode = choose_greedy(recogniser.family, recogniser.settings) if decode is None else decode
     lengths = store.audio_offsets[rows + 1] - store.audio_offsets[rows]
     max_seconds = choose_batch_seconds(device, decode) if batch_seconds is None else batch_seconds
     batches = plan_batches(lengths, max_seconds=max_seconds, device=device)

@@ -23,13 +23,14 @@ from sottovoce.base.errors import InputError
 from sottovoce.data.audio.waveforms import pad_waveforms
 from sottovoce.data.corpora.corpus import SAMPLE_RATE, Unusable
 from sottovoce.data.loading import prefetch
+from sottovoce.data.text.tokens import Tokens
 from sottovoce.evaluation.decoder import Decoder, choose_greedy
 from sottovoce.evaluation.recognise import (
     choose_batch_seconds,
     compute_emissions,
     place_for_evaluation,
     require_recognition,
-    search_texts,
+    search_timed_texts,
 )
 from sottovoce.evaluation.transcripts import FailedFile, TimedWord, Transcript
 from sottovoce.evaluation.windows import (
@@ -89,7 +90,7 @@ def transcribe_files(
         raise InputError(f"window={window_seconds:g} s: expected at most {LONGEST_WINDOW:g} s")
     device = torch.device(device)
     recogniser = place_for_evaluation(recogniser, device)
-    decode = choose_greedy(recogniser.family) if decode is None else decode
+    decode = choose_greedy(recogniser.family, recogniser.settings) if decode is None else decode
     seconds = choose_batch_seconds(device, decode) if batch_seconds is None else batch_seconds
     frame = require_recognition(recogniser).samples_per_frame(recogniser.settings)
     windows = _read_windows(paths, window_seconds=window_seconds, frame_samples=frame)
@@ -162,7 +163,7 @@ def _recognise(
             recordings = pad_waveforms([window.samples for window in sound], device=device)
             with torch.no_grad():
                 if isinstance(decode, SearchOptions):
-                    outputs = iter(search_texts(recogniser, recordings, decode))
+                    outputs = iter(search_timed_texts(recogniser, recordings, decode))
                 else:
                     log_probs_BTV, lengths_B = compute_emissions(recogniser, recordings)
                     lines = zip(log_probs_BTV.cpu(), lengths_B.tolist(), strict=True)
@@ -184,7 +185,9 @@ def _transcript(
 ) -> Transcript:
     """The transcript of one file; raises `Unusable` when its windows end with trouble."""
     samples = collapsed = 0
-    pieces = recogniser.tokens.pieces()
+    pieces, spell = recogniser.tokens.pieces(), recogniser.tokens.spell
+    recognition = require_recognition(recogniser)
+    lead = recognition.lead_frames(recogniser.settings)
 
     def usable() -> Iterator[_Window]:
         nonlocal samples
@@ -195,28 +198,37 @@ def _transcript(
             yield window
 
     def emissions() -> Iterator[Emissions]:
+        # What a model is given before a window and behind it is no part of the recording. Behind the last one it stays:
+        # a model may write a token late.
+        held: tuple[Emissions, int] | None = None
         for window in usable():
             assert isinstance(window.output, torch.Tensor)
-            yield Emissions(window.start, window.output)
+            if held is not None:
+                last, length = held
+                yield last if lead == 0 else Emissions(last.start, last.log_probs_TV[:length])
+            held = Emissions(window.start, window.output[lead:]), math.ceil(len(window.samples) / frame_samples)
+        if held is not None:
+            yield held[0]
 
     def words() -> Iterator[WindowWords]:
         nonlocal collapsed
         for window in usable():
             assert isinstance(window.output, Hypothesis)
             collapsed += window.output.collapsed
-            frames = [window.start + frame for frame in window.output.frames]
+            frames = [window.start + max(frame - lead, 0) for frame in window.output.frames]
             end = window.start + math.ceil(len(window.samples) / frame_samples)
-            yield WindowWords(
-                window.start, end, ctc.join_words(align_attended_tokens(window.output.tokens, frames), pieces)
-            )
+            spans = align_attended_tokens(window.output.tokens, frames, until_next=recognition.align is not None)
+            yield WindowWords(window.start, end, ctc.join_words(spans, pieces, spell=spell))
 
     if isinstance(decode, SearchOptions):
         found = list(stitch_words(words()))
     else:
-        found = _ctc_words(stitch_emissions(emissions(), silent=_silent(pieces)), pieces, decode)
+        found = _ctc_words(stitch_emissions(emissions(), silent=_silent(pieces)), recogniser.tokens, decode)
     seconds = frame_samples / SAMPLE_RATE
-    timed = tuple(_timed(word, frame_seconds=seconds) for word in found)
-    return Transcript(path, samples / SAMPLE_RATE, timed, collapsed)
+    last = math.ceil(samples / frame_samples)
+    timed = tuple(_timed(word, frame_seconds=seconds, last=last) for word in found)
+    untimed = recognition.untimed(recogniser.settings) if isinstance(decode, SearchOptions) else None
+    return Transcript(path, samples / SAMPLE_RATE, timed, collapsed, untimed)
 
 
 def _silent(pieces: Sequence[str]) -> list[int]:
@@ -224,22 +236,23 @@ def _silent(pieces: Sequence[str]) -> list[int]:
     return [ctc.BLANK, *(i for i, piece in enumerate(pieces) if piece == WORD_BOUNDARY)]
 
 
-def _ctc_words(stitched: Iterable[Emissions], pieces: Sequence[str], decode: Decoder) -> list[ctc.AlignedWord]:
+def _ctc_words(stitched: Iterable[Emissions], tokens: Tokens, decode: Decoder) -> list[ctc.AlignedWord]:
     """The words of pieces that follow one another."""
+    pieces = tokens.pieces()
     if decode is decode_greedily:
         # Only the best tokens of each frame are kept: some megabytes for ten hours.
         path_T = np.concatenate([find_best_path(piece.log_probs_TV) for piece in stitched])
-        return ctc.join_words(find_token_spans(path_T), pieces)
-    return [word for piece in stitched for word in _decoded_words(piece, pieces, decode)]
+        return ctc.join_words(find_token_spans(path_T), pieces, spell=tokens.spell)
+    words: list[ctc.AlignedWord] = []
+    for piece in stitched:
+        # Its text is aligned anew: a beam search reports where tokens begin.
+        (hypothesis,) = decode(piece.log_probs_TV[None], torch.tensor([len(piece.log_probs_TV)]))
+        spans = ctc.align_tokens(piece.log_probs_TV, hypothesis.tokens)
+        for word in ctc.join_words(spans, pieces, spell=tokens.spell):
+            words.append(ctc.AlignedWord(word.text, word.start + piece.start, word.end + piece.start))
+    return words
 
 
-def _decoded_words(piece: Emissions, pieces: Sequence[str], decode: Decoder) -> Iterator[ctc.AlignedWord]:
-    """The words that `decode` finds in a piece. Its text is aligned anew: a beam search reports where tokens begin."""
-    (hypothesis,) = decode(piece.log_probs_TV[None], torch.tensor([len(piece.log_probs_TV)]))
-    for word in ctc.join_words(ctc.align_tokens(piece.log_probs_TV, hypothesis.tokens), pieces):
-        yield ctc.AlignedWord(word.text, word.start + piece.start, word.end + piece.start)
-
-
-def _timed(word: ctc.AlignedWord, *, frame_seconds: float) -> TimedWord:
+def _timed(word: ctc.AlignedWord, *, frame_seconds: float, last: int) -> TimedWord:
     # To the millisecond: 3 · 0.03 is not 0.09 in binary.
-    return TimedWord(word.text, *(round(frame * frame_seconds, 3) for frame in (word.start, word.end)))
+    return TimedWord(word.text, *(round(min(frame, last) * frame_seconds, 3) for frame in (word.start, word.end)))

@@ -33,20 +33,25 @@ class TimedWord:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """What was said in a file, and in how many of its windows the attention collapsed."""
+    """What was said in a file, and in how many of its windows the attention collapsed.
+
+    Where the model does not say when a word was said, `untimed` says so; words then have places that only keep order.
+    """
 
     path: Path
     seconds: float
     words: tuple[TimedWord, ...]
     collapsed: int = 0
+    untimed: str | None = None
 
     @property
     def text(self) -> str:
         return " ".join(word.text for word in self.words)
 
     def as_json(self) -> dict[str, Any]:
-        words = [asdict(word) for word in self.words]
+        words = [asdict(word) if self.untimed is None else {"text": word.text} for word in self.words]
         found = {"path": str(self.path), "seconds": self.seconds, "text": self.text, "words": words}
+        found |= {} if self.untimed is None else {"untimed": self.untimed}
         return found | ({"collapsed_windows": self.collapsed} if self.collapsed else {})
 
 

@@ -182,15 +182,20 @@ def _speech(window: WindowWords, start: int, end: int) -> NDArray[np.bool_]:
     return spoken_O
 
 
-def align_attended_tokens(tokens: Sequence[int], frames: Sequence[int]) -> list[TokenSpan]:
+def align_attended_tokens(tokens: Sequence[int], frames: Sequence[int], *, until_next: bool = False) -> list[TokenSpan]:
     """Tokens, each attended to at one of `frames`: a frame long, less where the next follows, never before the last.
+
+    `until_next`: frames are where tokens begin, and each lasts until the next one does.
 
     >>> align_attended_tokens([5, 6, 7], [2, 1, 4])
     [TokenSpan(token=5, start=2, end=2), TokenSpan(token=6, start=2, end=3), TokenSpan(token=7, start=4, end=5)]
+    >>> align_attended_tokens([5, 6, 7], [2, 3, 8], until_next=True)
+    [TokenSpan(token=5, start=2, end=3), TokenSpan(token=6, start=3, end=8), TokenSpan(token=7, start=8, end=9)]
     """
     starts = np.maximum.accumulate(np.asarray(frames, dtype=np.int64)).tolist()
-    ends = [min(start + 1, following) for start, following in zip(starts, [*starts[1:], np.inf], strict=False)]
-    return [TokenSpan(token, start, int(end)) for token, start, end in zip(tokens, starts, ends, strict=True)]
+    following = [*starts[1:], starts[-1] + 1] if starts else []
+    ends = following if until_next else [min(start + 1, end) for start, end in zip(starts, following, strict=True)]
+    return [TokenSpan(token, start, end) for token, start, end in zip(tokens, starts, ends, strict=True)]
 
 
 def find_best_path(log_probs_TV: Tensor) -> NDArray[np.int64]:

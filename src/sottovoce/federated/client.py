@@ -135,7 +135,7 @@ class LocalTraining:
     def built_optimiser(self) -> Optimiser:
         return build_optimiser(**self.optimiser)
 
-    @property
+    @cached_property
     def optimiser_remembers(self) -> bool:
         """Whether the local optimiser has a state, which would move a client even without a gradient."""
         return bool(self.built_optimiser().init([torch.zeros(1)]).slots)

@@ -120,10 +120,10 @@ def sum_part(
             if diagnostics is not None:
                 diagnostics.add_summed(summed, trained)
             continue
-        stats = plan.accumulate(total, trained.update, weight=as_accumulated(weight, trained.update))
+        stats = plan.accumulate(total, trained.update, weight=as_accumulated(weight, trained.update), step=step)
         apart = [float(weighted.has_no_wer(client)) for client in trained.figures]
         if any(apart):
-            plan.accumulate(weighted.apart, trained.update, weight=as_accumulated(apart, trained.update))
+            plan.accumulate(weighted.apart, trained.update, weight=as_accumulated(apart, trained.update), step=step)
         within += float(centred_count(stats)) if plan.settings.adaptive is not None else 0.0
         if diagnostics is not None:
             diagnostics.add(stats, trained)

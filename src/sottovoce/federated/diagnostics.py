@@ -85,10 +85,10 @@ class RoundDiagnostics:
         self.settle()
         return 0 if self.clipping is None else int(self.clipping.non_finite)
 
-    def as_json(self, plan: Plan) -> Mapping[str, object]:
-        """In numbers. Waits for the device."""
+    def as_json(self, plan: Plan, *, step: int = 0) -> Mapping[str, object]:
+        """In numbers, for round `step` of `plan`. Waits for the device."""
         self.settle()
-        layers = plan.clipper.layers
+        layers = plan.clipper_at(step).layers
         loss, _, finite = (0.0, 0.0, 0.0) if self.loss is None else self.loss.tolist()
         assert self.signal_H is not None
         noise = [plan.released_std_sum * dimension**0.5 for dimension in layers.dimensions]

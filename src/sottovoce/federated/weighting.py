@@ -161,6 +161,11 @@ def last_epoch(losses_L: Tensor, context: ClientContext) -> Tensor:
     return losses_L[-(len(losses_L) // epochs) :]
 
 
+def weighs_by_wer(context: ClientContext) -> bool:
+    """Whether clients' weights depend on the WER of their models."""
+    return context.weighting in (Weighting.WER, Weighting.WER_RELEASED)
+
+
 def measured_wer(
     parameters: Parameters, client: Client, context: ClientContext, *, device: torch.device
 ) -> float | None:
@@ -168,7 +173,7 @@ def measured_wer(
 
     Decoded greedily. None where no weight depends on it, and for a client that holds out no word.
     """
-    if context.weighting not in (Weighting.WER, Weighting.WER_RELEASED):
+    if not weighs_by_wer(context):
         return None
     if context.shared_dev is not None:
         store, rows, texts = context.shared_dev.store, context.shared_dev.rows, context.shared_dev.texts

@@ -6,7 +6,7 @@ it once at full bandwidth, and gives many clients a natural shape: one more axis
 Shapes: P flat length (padding included), N clients, H layers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -28,7 +28,9 @@ REST = "rest"
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each parameter lies in the flat vector.
+    """Where each parameter lies in the flat vector, and which of them a step leaves as they are.
+
+    `held` names these, for one step after another and then from the beginning: step t holds held[t mod its length].
 
     >>> layout = Layout.of({"w": torch.zeros(2, 3), "b": torch.zeros(3)})
     >>> layout.offsets, layout.flat_size, layout.dimension
@@ -39,6 +41,7 @@ class Layout:
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    held: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         check_invariant(len(self.names) == len(self.shapes), f"{len(self.names)} names for {len(self.shapes)} shapes")
@@ -46,11 +49,17 @@ class Layout:
             raise InputError(f"parameter names={self.names}: expected each name once")
         if self.dimension == 0:
             raise InputError("the model has no trainable parameters: expected at least one element")
+        for held in self.held:
+            check_invariant(set(held) < set(self.names), f"a step holds {held}: expected some of {self.names}")
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
+    def of(cls, tensors: Mapping[str, Tensor], *, held: tuple[tuple[str, ...], ...] = ()) -> "Layout":
         """The layout of named tensors, in their order."""
-        return cls(tuple(tensors), tuple(tuple(tensor.shape) for tensor in tensors.values()))
+        return cls(tuple(tensors), tuple(tuple(tensor.shape) for tensor in tensors.values()), held)
+
+    def held_at(self, step: int) -> tuple[str, ...]:
+        """The parameters that `step` does not train."""
+        return self.held[step % len(self.held)] if self.held else ()
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -108,6 +117,12 @@ class Layout:
             if padded > size:
                 flat.narrow(-1, start + size, padded - size).zero_()
 
+    def clear(self, flat: Tensor, names: Collection[str]) -> None:
+        """Sets the parameters of these names to zero."""
+        for name, start, size in zip(self.names, self.offsets, self.sizes, strict=True):
+            if name in names:
+                flat.narrow(-1, start, size).zero_()
+
     def check(self, flat: Tensor) -> None:
         check_invariant(
             flat.shape[-1] == self.flat_size, f"shape={tuple(flat.shape)}: expected [..., {self.flat_size}]"
@@ -116,19 +131,29 @@ class Layout:
 
 @dataclass(frozen=True)
 class Layers:
-    """What counts as one layer for clipping: each parameter tensor, or named groups of them."""
+    """What counts as one layer for clipping: each parameter tensor, or named groups of them.
+
+    Parameters that are `held` are zero in every update, and count for nothing.
+    """
 
     layout: Layout
     names: tuple[str, ...]
     of_parameter: tuple[int, ...]  # the layer of each parameter
+    held: tuple[str, ...] = ()
 
     @cached_property
     def dimensions(self) -> tuple[int, ...]:
         """d_h: the number of parameters of each layer."""
         totals = [0] * len(self.names)
-        for layer, size in zip(self.of_parameter, self.layout.sizes, strict=True):
-            totals[layer] += size
+        for layer, name, size in zip(self.of_parameter, self.layout.names, self.layout.sizes, strict=True):
+            totals[layer] += 0 if name in self.held else size
         return tuple(totals)
+
+    @cached_property
+    def count(self) -> int:
+        """H: how many layers have a parameter that is not held."""
+        pairs = zip(self.of_parameter, self.layout.names, strict=True)
+        return len({layer for layer, name in pairs if name not in self.held})
 
     @cached_property
     def are_tensors(self) -> bool:
@@ -136,12 +161,12 @@ class Layers:
         return self.of_parameter == tuple(range(len(self.layout.names)))
 
 
-def tensor_layers(layout: Layout) -> Layers:
+def tensor_layers(layout: Layout, *, held: tuple[str, ...] = ()) -> Layers:
     """One layer per parameter tensor (the paper's meaning of a layer)."""
-    return Layers(layout, layout.names, tuple(range(len(layout.names))))
+    return Layers(layout, layout.names, tuple(range(len(layout.names))), held)
 
 
-def group_layers(layout: Layout, groups: Groups) -> Layers:
+def group_layers(layout: Layout, groups: Groups, *, held: tuple[str, ...] = ()) -> Layers:
     """One layer per named group; parameters that no pattern names form the layer `rest`.
 
     >>> layout = Layout.of({"a.w1": torch.zeros(2), "a.w2": torch.zeros(2), "norm": torch.zeros(2)})
@@ -150,7 +175,8 @@ def group_layers(layout: Layout, groups: Groups) -> Layers:
     """
     group_of = match_groups(layout.names, groups)
     names = tuple(groups) + ((REST,) if None in group_of else ())
-    return Layers(layout, names, tuple(names.index(group if group is not None else REST) for group in group_of))
+    of_parameter = tuple(names.index(group if group is not None else REST) for group in group_of)
+    return Layers(layout, names, of_parameter, held)
 
 
 def match_groups(names: Sequence[str], groups: Groups) -> list[str | None]:

@@ -6,7 +6,7 @@ alignment graph.
 An alignment gives each frame a token or the blank; merging repeats and then removing blanks must leave the text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import ModuleType
@@ -193,25 +193,33 @@ class AlignedWord:
     end: int
 
 
-def join_words(spans: Sequence[TokenSpan], pieces: Sequence[str]) -> list[AlignedWord]:
+def join_words(
+    spans: Sequence[TokenSpan],
+    pieces: Sequence[str],
+    *,
+    spell: Callable[[str, Sequence[int]], str] = lambda text, _: text,
+) -> list[AlignedWord]:
     """Join aligned tokens to words. `pieces[i]` is the text of output i; one that begins with a space opens a word.
 
-    That covers characters, where the space is a token of its own, and sentence pieces, where it is a prefix.
+    That covers characters, where the space is a token of its own, and sentence pieces, where it is a prefix. `spell`
+    says how a word is written that consists of these pieces, and of tokens with these numbers.
 
     >>> spans = [TokenSpan(1, 0, 2), TokenSpan(2, 4, 5), TokenSpan(3, 6, 7), TokenSpan(2, 8, 9)]
     >>> join_words(spans, ["", "a", "b", " "])
     [AlignedWord(text='ab', start=0, end=5), AlignedWord(text='b', start=8, end=9)]
     """
-    found: list[AlignedWord] = []
+    found: list[list[TokenSpan]] = []
     opens = True
     for span in spans:
         piece = pieces[span.token]
         opens = opens or piece.startswith(" ")
-        if not (text := piece.removeprefix(" ")):
+        if not piece.removeprefix(" "):
             continue
         if opens:
-            found.append(AlignedWord(text, span.start, span.end))
-        else:
-            found[-1] = AlignedWord(found[-1].text + text, found[-1].start, span.end)
+            found.append([])
+        found[-1].append(span)
         opens = False
-    return found
+    words = (("".join(pieces[span.token] for span in word).removeprefix(" "), word) for word in found)
+    return [
+        AlignedWord(spell(text, [span.token for span in word]), word[0].start, word[-1].end) for text, word in words
+    ]

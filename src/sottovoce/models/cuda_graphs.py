@@ -126,7 +126,7 @@ class RecordedFunction:
 
     The result is one tensor, differentiated by all `parameters`, and by `x` where it requires a gradient. Parameters
     must stay at their addresses. `activation_bytes(x, *others)` is what a pass takes. It runs plainly where there is no
-    memory for a shape, without gradients, and with other parameters.
+    memory for a shape, without gradients, and with other parameters. Functions with one recorder share their `turn`.
     """
 
     def __init__(
@@ -136,11 +136,12 @@ class RecordedFunction:
         *,
         recorder: GraphRecorder,
         activation_bytes: Callable[..., int],
+        turn: Turn | None = None,
     ) -> None:
         self._function, self._parameters, self._recorder = function, dict(parameters), recorder
         self._activation_bytes = activation_bytes
         self._recorded: dict[tuple[Any, ...], _Recorded | None] = {}
-        self._turn = Turn()
+        self._turn = turn or Turn()
 
     def __call__(self, parameters: Mapping[str, Tensor], *inputs: Tensor, **options: Any) -> Tensor:
         own = all(parameters.get(name) is tensor for name, tensor in self._parameters.items())

@@ -27,8 +27,10 @@ from sottovoce.base.importing import import_named
 from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings, apply_masks, draw_bands, draw_masks
 from sottovoce.data.audio.waveforms import Features, Waveforms
 from sottovoce.models.attention_search import SearchOptions
+from sottovoce.models.base_files import BaseFiles
 from sottovoce.models.decoding import Hypothesis
 from sottovoce.models.log_mel import Narrow, extract_log_mel
+from sottovoce.models.onnx_graphs import Export
 
 Parameters = Mapping[str, Tensor]
 S = TypeVar("S")  # a family's settings: its architecture
@@ -89,12 +91,12 @@ class Options(Protocol):
 # Optional abilities of a family. Their defaults are those of a family that has none of them.
 
 
-def _none(_settings: Any) -> None:
+def _none(*_given: Any) -> None:
     return None
 
 
-def _no_tokens(_options: Any, _language: str) -> None:
-    return None
+def _nothing(_settings: Any) -> dict[str, str]:
+    return {}
 
 
 def _no_names(*_settings: Any) -> frozenset[str]:
@@ -135,6 +137,11 @@ class Recognition(Generic[S]):
     width is named, `options` are what else of it may be chosen. A family has at least one of both.
     `stream(parameters, samples, before, settings=…)`, of a causal model, takes the next samples and what it returned
     the last time (None at first), and gives the tokens that follow, each with its frame, and the next state.
+    `has_decoder(settings)`, of a family whose models are not all alike: whether these have a decoder, which is
+    searched, and no CTC; else it is the other way round.
+    Frames are counted from `lead_frames(settings)` before the first sample on. `untimed(settings)` says why the frames
+    of a search are not when its tokens were said; None where they are, or are those that
+    `align(parameters, features, texts, lengths_U=…, settings=…)` gives, for texts of recordings of so many samples.
     """
 
     samples_per_frame: Callable[[S], int]
@@ -143,6 +150,10 @@ class Recognition(Generic[S]):
     beam: SearchOptions = field(default_factory=SearchOptions)
     stream: Callable[..., tuple[list[tuple[int, int]], Any]] | None = None
     options: frozenset[str] = frozenset({"ctc_weight", "temperature", "end_threshold", "longest_shift"})
+    has_decoder: Callable[[S], bool] | None = None
+    lead_frames: Callable[[S], int] = _zero
+    untimed: Callable[[S], str | None] = _none
+    align: Callable[..., list[Hypothesis]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +206,10 @@ class Transfer(Generic[S]):
     `layer_count(settings)` counts layers with tensors of their own: a saved model that says more than its file has
     tensors is refused before any of them is named. `part(settings)` is what of a model is trained where its options say
     so (`models.trainable.Part`); None is for a recipe to say. `write_adapter(low_rank, folder, scale=…, settings=…)`
-    writes low-rank corrections as others read them, beside an exported part.
+    writes low-rank corrections as others read them, beside an exported part. `write_pretrained(recogniser, folder,
+    base=…)` writes a model as another library's `from_pretrained` reads it (`models.hub.HubModel` says what it wrote).
+    `origin(settings)` describes the base model that they are made from, outside of this project: its `name`, and what
+    identifies it (revision, digests of files); empty where there is none.
     """
 
     token_tensors: frozenset[str] = frozenset()
@@ -205,6 +219,8 @@ class Transfer(Generic[S]):
     layer_count: Callable[[S], int] = _zero
     part: Callable[[S], Any] = _none
     write_adapter: Callable[..., None] | None = None
+    write_pretrained: Callable[..., Any] | None = None
+    origin: Callable[[S], Mapping[str, str]] = _nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +238,7 @@ class Training(Generic[S, D]):
     """
 
     needs_text: bool = True
-    own_tokens: Callable[[Any, str], Any] = _no_tokens
+    own_tokens: Callable[[Any, str], Any] = _none
     check: Callable[..., None] | None = None
     adjust_draws: Callable[[S, D, TrainingProgress], D] | None = None
     statistics: Callable[[S], frozenset[str]] = _no_names
@@ -272,6 +288,8 @@ class Family(Generic[S, D]):
     transfer: Transfer[S] = field(default_factory=Transfer)
     training: Training[S, D] = field(default_factory=Training)
     inspection: Inspection = field(default_factory=Inspection)
+    base_files: BaseFiles | None = None
+    export: Export | None = None
 
 
 def find_family(name: str) -> Family[Any, Any]:

@@ -52,13 +52,15 @@ def check_feature_settings(features: FeatureSettings | None, *, as_released: boo
 
 def normalised_log_mel(lines_UN: Tensor, lengths_U: Tensor, *, features: FeatureSettings = PAPER_FEATURES) -> Tensor:
     """Normalised features [U, T, F] of utterances in lines. All arguments are on the device."""
-    return _normalise(*log_mel(lines_UN, lengths_U), features=features)
+    return normalise_log_mel(*log_mel(lines_UN, lengths_U), features=features)
 
 
-def _normalise(features_UTF: Tensor, frames_U: Tensor, *, features: FeatureSettings) -> Tensor:
+def normalise_log_mel(features_UTF: Tensor, frames_U: Tensor, *, features: FeatureSettings) -> Tensor:
     """Log-mel features [U, T, F] as a model takes them, zero behind each utterance's end."""
     if features.floor_db is not None:
         features_UTF = raise_floor(features_UTF, frames_U, decibels=features.floor_db)
+    if torch.compiler.is_exporting():  # runtimes may add up thousands of values one by one
+        return _NORMALISED[features.normalise](features_UTF.double(), frames_U).float()
     return _NORMALISED[features.normalise](features_UTF, frames_U)
 
 
@@ -130,7 +132,7 @@ def _extract_in_pieces(
         index_UT = first_frames_U[:, None] + torch.arange(longest, device=device)
         own_UTF = frames_TF[index_UT.clamp_(max=len(frames_TF) - 1)]
         own_U = frames_U[first:last].to(device, non_blocking=True)
-        features_UTF[first:last] = _normalise(own_UTF, own_U, features=features)
+        features_UTF[first:last] = normalise_log_mel(own_UTF, own_U, features=features)
     return features_UTF
 
 

@@ -77,13 +77,15 @@ class LstmState(NamedTuple):
 
 def at_rest(x: Tensor, cells: Sequence[Cell]) -> LstmState:
     """Before the first step, for as many lines as `x` has."""
-    zeros_LWD = x.new_zeros(len(cells), len(x), cells[0].recurrent.shape[-1])
+    zeros_LWD = x.new_zeros(len(cells), x.shape[0], cells[0].recurrent.shape[-1])
     return LstmState(zeros_LWD, zeros_LWD)
 
 
 def forwards(x_WTI: Tensor, cells: Sequence[Cell], state: LstmState | None = None) -> tuple[Tensor, LstmState]:
     """Causal layers, by torch's own kernels: [W, T, D], and where they stand behind the last step."""
     before = at_rest(x_WTI, cells) if state is None else state
+    if torch.compiler.is_exporting():
+        return _by_layer(x_WTI, cells, before)
     weights = [weight for cell in cells for weight in cell]
     with warnings.catch_warnings():
         # cuDNN would have all weights in one piece: they are copied for it.
@@ -95,6 +97,35 @@ def forwards(x_WTI: Tensor, cells: Sequence[Cell], state: LstmState | None = Non
 
 
 _lstm: Any = torch._VF.lstm  # what nn.LSTM calls
+
+
+@torch.library.custom_op("sottovoce::lstm_layer", mutates_args=())
+def lstm_layer(
+    x_WTI: Tensor, hidden_WD: Tensor, cell_WD: Tensor, input: Tensor, recurrent: Tensor, bias_G: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One causal layer as a single operation: torch.export would unroll torch's own over the steps of an example."""
+    weights = [input, recurrent, bias_G, torch.zeros_like(bias_G)]
+    state = (hidden_WD[None], cell_WD[None])
+    found_WTD, hidden_1WD, cell_1WD = _lstm(x_WTI, state, weights, True, 1, 0.0, False, False, True)
+    return found_WTD, hidden_1WD[0].clone(), cell_1WD[0].clone()
+
+
+@lstm_layer.register_fake
+def _lstm_layer_shapes(
+    x_WTI: Tensor, hidden_WD: Tensor, cell_WD: Tensor, input: Tensor, recurrent: Tensor, bias_G: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    found_WTD = x_WTI.new_empty(x_WTI.shape[0], x_WTI.shape[1], recurrent.shape[1])
+    return found_WTD, torch.empty_like(hidden_WD), torch.empty_like(cell_WD)
+
+
+def _by_layer(x_WTI: Tensor, cells: Sequence[Cell], before: LstmState) -> tuple[Tensor, LstmState]:
+    hidden, memory = [], []
+    for cell, hidden_WD, cell_WD in zip(cells, before.hidden_LWD.unbind(), before.cell_LWD.unbind(), strict=True):
+        weights = (cell.input, cell.recurrent, cell.input_bias + cell.recurrent_bias)
+        x_WTI, hidden_WD, cell_WD = lstm_layer(x_WTI, hidden_WD, cell_WD, *weights)
+        hidden.append(hidden_WD)
+        memory.append(cell_WD)
+    return x_WTI, LstmState(torch.stack(hidden), torch.stack(memory))
 
 
 def _turned(x: Tensor, places: Tensor) -> Tensor:

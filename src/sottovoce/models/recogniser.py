@@ -6,7 +6,6 @@ what was trained, with a digest of the rest, which lies once for all checkpoints
 
 import hashlib
 import math
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from sottovoce.base.files import (
     list_folders_holding,
     read_file,
     write_atomically,
+    write_folder_atomically,
     write_json,
 )
 from sottovoce.base.importing import refuse_imports
@@ -35,8 +35,9 @@ from sottovoce.base.parsing import ParseError, parse_json, quote
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.data.text.tokens import Tokens, load_tokens, save_tokens, tokens_as_json
 from sottovoce.models.family import Family, Parameters, find_family
+from sottovoce.models.low_rank import low_rank_names
 from sottovoce.models.model_files import CONFIG, FROZEN, PARAMETERS, PART, TOKENS, description_digest, locate_model
-from sottovoce.models.trainable import Frozen, low_rank_names
+from sottovoce.models.trainable import Frozen
 
 NAME_FAMILY = "--family {name}, if you trust it"
 
@@ -119,18 +120,12 @@ def _described(recogniser: Recogniser) -> dict[str, Any]:
 
 def export_recogniser(recogniser: Recogniser, folder: Path) -> dict[str, Any]:
     """Write `recogniser` into a new `folder`, which appears whole or not at all; what was written, for a summary."""
-    if folder.exists():
-        raise InputError(f"{folder} is there already: expected the name of a new folder")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
-            written = Path(temporary) / folder.name
-            written.mkdir()
+        with write_folder_atomically(folder) as written:
             save_recogniser(recogniser, written)
             _write_adapter(recogniser, written)
             size = sum(file.stat().st_size for file in written.iterdir())
-            written.rename(folder)
-    except (OSError, SafetensorError) as error:
+    except SafetensorError as error:
         raise InputError(f"{folder} cannot be written ({error})") from None
     return {
         "folder": str(folder),

@@ -194,7 +194,7 @@ def stacked_frames(features_UTF: Tensor, *, settings: EncoderSettings) -> Tensor
     missing = max(settings.stack - features_UTF.shape[1], 0)  # an utterance of less than one step
     steps = (features_UTF.shape[1] + missing) // settings.stack
     whole_UTF = F.pad(features_UTF, (0, 0, 0, missing))[:, : steps * settings.stack]
-    return whole_UTF.reshape(len(whole_UTF), steps, -1)
+    return whole_UTF.reshape(whole_UTF.shape[0], steps, -1)
 
 
 def lstm_steps(

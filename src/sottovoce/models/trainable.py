@@ -11,6 +11,9 @@ What is trained is written as a list of
     lora(r=16), lora(r=8, alpha=16)   for every block matrix W that is not trained itself: W + alpha/r · b·a
     lora(r=8, targets=q_proj|v_proj)  for the matrices of layers with these names alone
     lora(r=8, factors=b)              b alone is trained, and a stays as it was drawn (FFA-LoRA, Sun et al. 2024)
+    lora(r=8, factors=alternate)      b in the first round, a in the second, and so on (RoLoRA, Chen et al. 2024)
+    lora(r=8, factors=project)        b alone; after each round the server makes a, b of b·a anew, by its singular value
+                                      decomposition, with orthonormal rows of a (FedSVD, Lee et al. 2025)
 """
 
 import math
@@ -23,26 +26,18 @@ import torch
 from torch import Tensor
 
 from sottovoce.base.errors import InputError
+from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Parameters
+from sottovoce.models.low_rank import low_rank_names, orthonormal_rows
 
 ALLOWED = 'expected "lora(r=16)", "lora(r=8, alpha=16)", "blocks.30-35", "output", "*.norm.*", or several with commas'
 
 _LORA = re.compile(r"lora\(([^()]*)\)")
 _SETTING = re.compile(r"\s*(r|alpha|targets|factors)\s*=\s*([\w.|+-]+)\s*")
-FACTORS = ("both", "b")
+FACTORS = ("both", "b", "alternate", "project")
 _BLOCKS = re.compile(r"blocks\.([0-9]{1,3})(?:-([0-9]{1,3}))?(\..+)?")
 _PATTERN = re.compile(r"[\w.*?\[\]-]+")
 _COMMA = re.compile(r",(?![^(]*\))")  # not within parentheses
-
-
-def low_rank_names(matrix: str) -> tuple[str, str]:
-    """The names of the pair a, b that corrects a matrix W to W + b·a.
-
-    >>> low_rank_names("blocks.07.mlp.hidden.weight")
-    ('blocks.07.mlp.hidden.lora_a', 'blocks.07.mlp.hidden.lora_b')
-    """
-    stem = matrix.removesuffix("weight")
-    return f"{stem}lora_a", f"{stem}lora_b"
 
 
 def with_corrections(parameters: Parameters) -> dict[str, Tensor]:
@@ -60,7 +55,7 @@ class Lora:
     """Low-rank corrections of rank `rank`. `scale` is alpha/r.
 
     `targets` are names of layers, None the family's own choice. With noise on both `factors` their product has noise of
-    the second order, which b alone does not have.
+    the second order. With b alone, or one of them in a round, it has not.
     """
 
     rank: int
@@ -175,10 +170,21 @@ NOTHING_FROZEN = Frozen()
 
 @dataclass(frozen=True, eq=False)
 class Trainable:
-    """A model at its start in two parts: `initial` is what is trained."""
+    """A model at its start in two parts: `initial` is what is trained.
+
+    Not all of it in every round: `held` is what rounds leave as it is (see `Layout`). The server makes the pairs (a, b)
+    of `projected` anew after each.
+    """
 
     initial: Parameters
     frozen: Frozen
+    held: tuple[tuple[str, ...], ...] = ()
+    projected: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def layout(self) -> Layout:
+        """Of what is trained."""
+        return Layout.of(self.initial, held=self.held)
 
     @property
     def trained_count(self) -> int:
@@ -194,22 +200,33 @@ def split_parameters(
 ) -> Trainable:
     """`parameters` as what is trained and what is not; None trains everything.
 
-    Low-rank corrections start as nothing: a is drawn like a block's matrices, b is zero.
+    Low-rank corrections start as nothing: a is drawn like a block's matrices, b is zero. Where a is to have
+    orthonormal rows, it gets those that span the same.
     """
     if part is None:
         return Trainable(parameters, NOTHING_FROZEN)
     chosen = _trained_names(part, parameters)
     initial: dict[str, Tensor] = {}
     fixed: dict[str, Tensor] = {}
+    pairs: list[tuple[str, str]] = []
     for name, tensor in parameters.items():
         if name in chosen:
             initial[name] = tensor
         elif part.lora is not None and tensor.dim() == 2 and part.lora.corrects(name, is_lora_target=is_lora_target):
             a, b = _low_rank(part, name, tensor, generator=generator).items()
-            (initial if part.lora.factors == "both" else fixed).update([a])
+            (fixed if part.lora.factors == "b" else initial).update([a])
             initial.update([b])
-    frozen = {name: tensor for name, tensor in parameters.items() if name not in initial} | fixed
-    return Trainable(initial, Frozen(frozen, 1.0 if part.lora is None else part.lora.scale))
+            pairs.append((a[0], b[0]))
+    rest = {name: tensor for name, tensor in parameters.items() if name not in initial} | fixed
+    frozen = Frozen(rest, 1.0 if part.lora is None else part.lora.scale)
+    all_a, all_b = tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
+    match None if part.lora is None or not pairs else part.lora.factors:
+        case "alternate":  # b first: at b = 0 no gradient reaches a
+            return Trainable(initial, frozen, held=(all_a, all_b))
+        case "project":
+            return Trainable(initial, frozen, held=(all_a,), projected=tuple(pairs))
+        case _:
+            return Trainable(initial, frozen)
 
 
 def _trained_names(part: Part, parameters: Mapping[str, Tensor]) -> set[str]:
@@ -231,4 +248,6 @@ def _low_rank(part: Part, name: str, matrix: Tensor, *, generator: torch.Generat
     limit = 1 / math.sqrt(columns)
     a, b = low_rank_names(name)
     drawn = torch.empty(rank, columns).uniform_(-limit, limit, generator=generator)
+    if part.lora.factors == "project":
+        drawn = orthonormal_rows(drawn)[1].to(drawn.dtype)
     return {a: drawn, b: torch.zeros(rows, rank)}

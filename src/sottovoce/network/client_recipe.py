@@ -2,12 +2,17 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from sottovoce.base.errors import InputError
 from sottovoce.config import Recipe, validate_recipe
+from sottovoce.config.sections import read_model
 from sottovoce.data.population import PRIVACY_UNITS
-from sottovoce.models.family import REGISTERED
+from sottovoce.models.base_files import BaseModelName
+from sottovoce.models.family import REGISTERED, find_family
 from sottovoce.optimisers import OPTIMISERS
 from sottovoce.privacy.plugins import PLUGIN_KEYS
 from sottovoce.privacy.settings import Mode, Weighting
@@ -29,9 +34,6 @@ NOT_OF_FEDERATION = (
 )
 NOT_OF_PRIVACY = ("population_size", "extrapolate")
 
-# Its options name a folder, which a client would have to open at a server's word.
-PRETRAINED = "huggingface"
-
 # What a client's copy of a recipe says in their place.
 _PLACEHOLDERS = {
     "about": "a federation over a network",
@@ -41,8 +43,13 @@ _PLACEHOLDERS = {
 
 
 def clients_part(recipe: Recipe) -> dict[str, Any]:
-    """As plain data; what is not finite is written as a word, since JSON has no number for it."""
-    content = recipe.model_dump(mode="json")
+    """As plain data; what is not finite is written as a word, since JSON has no number for it.
+
+    Files that the model is made from are named by their digest, since each client has them in another place.
+    """
+    base = find_family(recipe.model.family).base_files
+    pinned = recipe if base is None else recipe.model_copy(update={"model": base.pin(recipe.model)})
+    content = pinned.model_dump(mode="json")
     data = {name: content["data"].get(name) for name in DATA} | {"people_seed": recipe.people_seed}
     federation = {
         name: value
@@ -94,8 +101,8 @@ def check_loads_no_code(part: Mapping[str, Any]) -> None:
         raise InputError(
             f"the invitation's model: family={str(family)[:80]!r}, expected one of {', '.join(REGISTERED)}"
         )
-    if family == PRETRAINED:
-        raise InputError(f"the invitation's model: family={family} has a client open a folder that the server names")
+    if (base := find_family(family).base_files) is not None:
+        base.describe(_read_options(model))  # before the recipe is: that may open what the model is made from
     optimiser = local.get("optimiser") if isinstance(local, dict) else None
     name = optimiser.get("name") if isinstance(optimiser, dict) else None
     if not isinstance(name, str) or name not in OPTIMISERS:
@@ -107,11 +114,29 @@ def check_loads_no_code(part: Mapping[str, Any]) -> None:
         raise InputError("the invitation's privacy: a mechanism is for clients in one place; expected none")
 
 
+def base_model_of(recipe: Recipe) -> BaseModelName | None:
+    """What a client's recipe is made from; None where nothing has to lie at clients."""
+    base = find_family(recipe.model.family).base_files
+    return None if base is None else base.describe(recipe.model)
+
+
+def find_base_files(recipe: Recipe, folder: Path | None) -> None:
+    """Refuse a client's recipe whose base model is not here: in the `folder` that was given, or where such are kept."""
+    if (base := find_family(recipe.model.family).base_files) is not None:
+        base.find(recipe.model, folder)
+
+
+def _read_options(model: Mapping[str, Any]) -> Any:
+    try:
+        return read_model(model)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"the invitation's {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
 def check_network_recipe(recipe: Recipe, *, population_size: int) -> None:
     """Refuse recipes whose clients need more of each other, or of the server, than an update can carry."""
     settings = recipe.federated
-    if recipe.model.family == PRETRAINED:
-        raise InputError(f"model.family={PRETRAINED}: pretrained models are for clients in one place so far")
     private, rule = settings.privacy, settings.clients.rule
     if rule not in PRIVACY_UNITS:
         raise InputError(

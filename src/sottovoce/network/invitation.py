@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import ValidationError
 
 import sottovoce
+from sottovoce.base.digests import weights_digest
 from sottovoce.base.errors import InputError
 from sottovoce.base.parsing import ParseError, parse_json
 from sottovoce.base.seeds import derive
@@ -30,6 +31,7 @@ from sottovoce.config import Recipe
 from sottovoce.config.sections import Section
 from sottovoce.data.population import PRIVACY_UNITS
 from sottovoce.flat.layout import Layout
+from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
 from sottovoce.network.client_recipe import check_loads_no_code, check_network_recipe, client_recipe, clients_part
 from sottovoce.network.keys import fingerprint
 from sottovoce.network.limits import Limits, accepted_limits
@@ -58,8 +60,10 @@ class Invitation:
 
     `nodes` are the roster's public keys in its order: K is their number. `start` is the SHA-256 of the model that
     training starts from, as it travels; `length` is how many parameters are trained, `layout` a digest of their names,
-    shapes and order. Without `secure` the server sees single updates. With `noise_shares` clients add the noise before
-    they mask. A release may make `spare_attempts` more at its rounds, and at its measurements, where some are lost.
+    shapes and order. `frozen` is the SHA-256 of all that is not trained (`weights_digest`), which clients may have from
+    files of their own, or draw. Without `secure` the server sees single updates. With `noise_shares` clients add the
+    noise before they mask. A release may make `spare_attempts` more at its rounds, and at its measurements, where some
+    are lost.
     """
 
     recipe: Recipe
@@ -67,6 +71,7 @@ class Invitation:
     start: bytes
     length: int
     layout: bytes
+    frozen: bytes
     sum_bits: Literal[32, 64] = 64
     secure: SecureSums | None = None
     noise_shares: NoiseShares | None = None
@@ -76,7 +81,7 @@ class Invitation:
         check_network_recipe(self.recipe, population_size=len(self.nodes))
         if len({fingerprint(key) for key in self.nodes}) != len(self.nodes):
             raise InputError("the invitation names a node twice: expected everybody once")
-        if self.length < 1 or len(self.start) != 32 or len(self.layout) != 32:
+        if self.length < 1 or any(len(digest) != 32 for digest in (self.start, self.layout, self.frozen)):
             raise InputError("the invitation is of no model: expected a digest and a length")
         if not 0 <= self.spare_attempts <= LARGEST_STEPS:
             raise InputError(f"spare_attempts={self.spare_attempts}: expected a whole number, at least 0")
@@ -105,12 +110,13 @@ class Invitation:
         *,
         start: bytes,
         layout: Layout,
+        frozen: Frozen = NOTHING_FROZEN,
         sum_bits: Literal[32, 64] = 64,
         secure: SecureSums | None = None,
         noise_shares: NoiseShares | None = None,
         spare_attempts: int = 0,
     ) -> "Invitation":
-        """To train the parameters of `layout` by `recipe`, from the model that travels as `start`."""
+        """To train the parameters of `layout` by `recipe`, from the model that travels as `start`, and not `frozen`."""
         if recipe.federation is None:
             raise InputError("recipe: central training has no clients; expected a section federation")
         check_network_recipe(recipe, population_size=len(nodes))
@@ -120,6 +126,7 @@ class Invitation:
             start=hashlib.sha256(start).digest(),
             length=layout.dimension,
             layout=_layout_digest(layout),
+            frozen=_frozen_digest(frozen),
             sum_bits=sum_bits,
             secure=secure,
             noise_shares=noise_shares,
@@ -138,6 +145,7 @@ class Invitation:
                 "start": self.start.hex(),
                 "length": self.length,
                 "layout": self.layout.hex(),
+                "frozen": self.frozen.hex(),
                 "sum_bits": self.sum_bits,
                 "secure": None if self.secure is None else self.secure.model_dump(),
                 "noise_shares": None if self.noise_shares is None else asdict(self.noise_shares),
@@ -172,6 +180,7 @@ class Invitation:
             start=_digest(found.start),
             length=found.length,
             layout=_digest(found.layout),
+            frozen=_digest(found.frozen),
             sum_bits=found.sum_bits,
             secure=found.secure,
             noise_shares=found.noise_shares,
@@ -201,6 +210,14 @@ class Invitation:
         if layout.dimension != self.length or _layout_digest(layout) != self.layout:
             raise InputError("the start model has other parameters to train than the invitation says")
         return Plan(self.private, layout, sum_bits=self.sum_bits, noise_shares=self.noise_shares)
+
+    def check_frozen(self, frozen: Frozen) -> None:
+        """Refuse to train on something else than the others do."""
+        if _frozen_digest(frozen) != self.frozen:
+            raise InputError(
+                "what is not trained of the model is another here than the invitation says: another base model, or "
+                "other releases of what loads or draws it"
+            )
 
     @cached_property
     def sum_terms(self) -> SumTerms:
@@ -292,6 +309,7 @@ class _InvitationJson(Section):
     start: str
     length: int
     layout: str
+    frozen: str
     sum_bits: Literal[32, 64]
     secure: SecureSums | None
     noise_shares: NoiseShares | None
@@ -303,7 +321,12 @@ def _to_json(content: Mapping[str, Any]) -> bytes:
 
 
 def _layout_digest(layout: Layout) -> bytes:
-    return hashlib.sha256(json.dumps([layout.names, layout.shapes]).encode()).digest()
+    held = [layout.held] if layout.held else []  # as before there was any
+    return hashlib.sha256(json.dumps([layout.names, layout.shapes, *held]).encode()).digest()
+
+
+def _frozen_digest(frozen: Frozen) -> bytes:
+    return bytes.fromhex(weights_digest({name: p.detach().cpu().numpy() for name, p in frozen.tensors.items()}))
 
 
 def _node(text: str) -> PublicKey:

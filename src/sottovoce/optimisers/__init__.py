@@ -12,7 +12,15 @@ from sottovoce.base.importing import build_from_settings, import_named, suggest_
 from sottovoce.base.parsing import quote
 from sottovoce.optimisers.elementwise import SGD, Adadelta, AdaGrad, Adam
 from sottovoce.optimisers.layerwise import LAMB, LARS
-from sottovoce.optimisers.optimiser import Optimiser, State, restore_state, state_tensors, tensor_norms
+from sottovoce.optimisers.optimiser import (
+    Optimiser,
+    State,
+    check_rotates,
+    restore_state,
+    rotate_state,
+    state_tensors,
+    tensor_norms,
+)
 from sottovoce.optimisers.schedules import (
     Annealed,
     Constant,
@@ -44,7 +52,8 @@ SCHEDULES: Mapping[str, type[Schedule]] = {
 __all__ = ["OPTIMISERS", "SCHEDULES", "Annealed", "NewBob", "Optimiser", "Schedule", "State"]
 __all__ += ["LAMB", "LARS", "SGD", "AdaGrad", "Adadelta", "Adam"]
 __all__ += ["Constant", "ExponentialDecay", "StepDecay", "WarmupCosine", "WarmupInverseSqrt"]
-__all__ += ["build_optimiser", "build_schedule", "restore_state", "state_tensors", "tensor_norms"]
+__all__ += ["build_optimiser", "build_schedule", "check_rotates", "restore_state", "rotate_state"]
+__all__ += ["state_tensors", "tensor_norms"]
 
 T = TypeVar("T")
 

@@ -100,6 +100,29 @@ def state_tensors(state: State) -> dict[str, Tensor]:
     return {COUNT: state.count} | {name: tensor.contiguous() for name, tensor in flat.items()}
 
 
+_LINEAR, _SQUARES = ("momentum", "first_moment"), ("second_moment", "squares", "moves")
+
+
+def check_rotates(state: State) -> None:
+    """Refuse a state of which `rotate_state` does not know what it means."""
+    for slot in state.slots:
+        if slot not in _LINEAR + _SQUARES:
+            raise InputError(f"the optimiser's {slot!r} cannot be put into another basis; expected one of this package")
+
+
+@torch.no_grad()
+def rotate_state(state: State, place: int, *, basis_RR: Tensor) -> None:
+    """What is remembered of the parameter at `place`, [..., R], whose rows are now in another basis: b ← b·x.
+
+    Gradients turn with it, so that means of them are exact. Means of squares are those of numbers that do not correlate
+    with each other: their sum over a row stays, and none is below zero.
+    """
+    check_rotates(state)
+    for slot, tensors in state.slots.items():
+        turned = basis_RR if slot in _LINEAR else basis_RR.square()
+        tensors[place].copy_(tensors[place].to(turned) @ turned)
+
+
 def restore_state(state: State, *, tensors: Mapping[str, Tensor]) -> None:
     """Fills a fresh `state` with saved `tensors`, to the bit; a state of another optimiser or model is refused."""
     expected = state_tensors(state)

@@ -142,6 +142,7 @@ class Weights:
     ) -> None:
         self.layout = layout
         self._statistics = sorted(set(statistics) & set(layout.names))
+        self._held: tuple[str, ...] = ()
         lead = () if rows is None else (rows,)
         self.master = layout.zeros(*lead, device=device, dtype=torch.promote_types(dtype, torch.float32))
         self._copy = self.master if dtype == self.master.dtype else layout.zeros(*lead, device=device, dtype=dtype)
@@ -164,6 +165,10 @@ class Weights:
         self.master.copy_(flat_P)
         self._flat.refresh()
         self._flat.reset()
+
+    def hold(self, names: tuple[str, ...]) -> None:
+        """Leave the tensors of these names as they are from now on: in no norm, whatever the optimiser does."""
+        self._held = names
 
     @torch.no_grad()
     def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
@@ -198,9 +203,9 @@ class Weights:
 
         Nothing waits for the device: a norm that is not finite makes every weight NaN, and whoever reads it must stop.
         """
-        if not self._statistics:
+        if not self._statistics and not self._held:
             return self._flat.step(self.gradient, lr=lr, max_norm=max_norm)
-        moved = self._move_statistics()
+        moved = self._move_statistics() | self._keep_held()
         norms = self._flat.step(self.gradient, lr=lr, max_norm=max_norm)
         with torch.no_grad():
             for name, tensor in moved.items():
@@ -216,6 +221,12 @@ class Weights:
             moved[name] = self.masters[name] - views[name]
             views[name].zero_()
         return moved
+
+    @torch.no_grad()
+    def _keep_held(self) -> dict[str, Tensor]:
+        """What is held, as it is; its gradients become zero."""
+        self.layout.clear(self.gradient, self._held)
+        return {name: self.masters[name].clone() for name in self._held}
 
     @property
     def dtype(self) -> torch.dtype:

@@ -62,13 +62,15 @@ def layer_bounds(
 ) -> tuple[float, ...]:
     """C_h of every layer; their squares sum to C² (Definition 3; under `global` they only describe the `dim` shares).
 
+    Those of layers that are held as a whole do not count: their update is zero.
+
     `alpha` (weighted only) maps patterns of layer names to α; layers that no pattern names have α = 1.
     """
     count = len(layers.names)
     if math.isinf(clip_bound):
         return (math.inf,) * count
     if share is Share.UNIFORM:
-        return (clip_bound / math.sqrt(count),) * count
+        return (clip_bound / math.sqrt(layers.count),) * count
     alphas = _alphas(layers.names, alpha or {}) if share is Share.WEIGHTED else [1.0] * count
     parts = [a * d for a, d in zip(alphas, layers.dimensions, strict=True)]
     whole = math.fsum(parts)
@@ -111,6 +113,8 @@ class ClipStats:
 class Clipper:
     """Bounds the update of one user, or of many stacked users each on their own.
 
+    What its `layers` hold is set to zero first, and has no part in any norm.
+
     Guarantee: the float64 norm of what `clip` returns (and `accumulate` adds) is at most `clip_bound`, for every
     input; also after rounding to float32, or with a `grid` to its multiples. A zero update stays zero. A non-finite
     one (NaN, infinity, a float64 norm beyond 1e150) counts as zero and is marked in the statistics. An infinite
@@ -151,6 +155,7 @@ class Clipper:
 
     def clip(self, update: Tensor, *, weight: Tensor | float = 1.0) -> tuple[Tensor, ClipStats]:
         """The clipped update as a new tensor [..., P]; float32, or float64 for float64 updates and on a grid."""
+        update = self._without_held(update)
         scales, stats = self._measure(update, weight)
         wide = self.grid is not None or update.dtype == torch.float64
         dtype = torch.float64 if wide else torch.float32
@@ -163,9 +168,17 @@ class Clipper:
         """
         exact = self.grid is None or total.dtype == torch.float64
         check_invariant(exact, f"total.dtype={total.dtype}: a grid needs float64")
+        update = self._without_held(update)
         scales, stats = self._measure(update, weight)
         segments.add_scaled(total, update, scales, self.layers, grid=self.grid)
         return stats
+
+    def _without_held(self, update: Tensor) -> Tensor:
+        if not self.layers.held:
+            return update
+        update = update.clone()
+        self.layers.layout.clear(update, self.layers.held)
+        return update
 
     def _measure(self, update: Tensor, weight: Tensor | float) -> tuple[Tensor, ClipStats]:
         norms = segments.layer_norms(update, self.layers)

@@ -63,10 +63,11 @@ def describe_plan(plan: "Plan") -> dict[str, object]:
             del settings[later]
     described = {name: _plain(value) for name, value in settings.items() if name != "epsilon_budget"}
     layout = {name: list(shape) for name, shape in zip(plan.layout.names, plan.layout.shapes, strict=True)}
+    held = {"held": _plain(plan.layout.held)} if plan.layout.held else {}
     rule = {} if plan.rule is None else {"rule": _name(plan.rule)}
     sums = {} if plan.sum_bits is None else {"sum_bits": plan.sum_bits}
     shares = {} if plan.noise_shares is None else {"noise_shares": dataclasses.asdict(plan.noise_shares)}
-    return {**described, "layout": layout, **rule, **sums, **shares}
+    return {**described, "layout": layout, **held, **rule, **sums, **shares}
 
 
 def ledger_header(

@@ -36,7 +36,8 @@ from sottovoce.privacy.events import (
 from sottovoce.privacy.ledger import Charge, Ledger
 from sottovoce.privacy.noise import grid_spacing, sigma_dp_of
 from sottovoce.privacy.noise_shares import NoiseShares, fewest_available
-from sottovoce.privacy.plugins import PLUGIN_KEYS, Plugins, check_cohort
+from sottovoce.privacy.plan_sampling import build_sampler, draw_cohort
+from sottovoce.privacy.plugins import PLUGIN_KEYS, Plugins
 from sottovoce.privacy.randomness import RandomSource
 from sottovoce.privacy.round_noise import CorrelatedNoise, RoundNoise, widening
 from sottovoce.privacy.sampling import (
@@ -61,6 +62,8 @@ class Plan:
     event is a `NoGuarantee`, it says why. What a `rule` returns is clipped like any update, so it cannot break this.
     With `sum_bits` (32 or 64) sums are whole multiples of `grid` that fit into so many bits, as clients over a network
     need them, in a simulation too. With `noise_shares` clients add the noise, and `add_noise` what is missing of it.
+    What the layout holds in a step is zero in each clipped update, and again in the noised sum: what that does to a
+    release depends on the step alone, so it costs nothing.
 
     >>> settings = PrivacySettings(population_size=1000, privacy_unit="speaker", cohort_size=10, clip_bound=1.0,
     ...                            noise_multiplier=1.0, delta=1e-5, root_seed=7)
@@ -92,8 +95,13 @@ class Plan:
             _ = self.noise.share_variance
         if self.rule is not None and self.settings.clip_rule is not None:
             raise InputError(f"rule={self.rule!r} beside clip_rule={self.settings.clip_rule}: expected one of them")
+        if self.layout.held and self.settings.mechanism is not None:
+            raise InputError(
+                "mechanism with LoRA's factors=alternate or project: correlated noise cancels between rounds that "
+                "train the same numbers, and these do not; expected no mechanism, or factors=both or b"
+            )
         # Everything is built once now, so that what is wrong is refused here and not in the first round.
-        _ = self.clipper, self.sampler, self.event, self._plugins
+        _ = self.clipper, self._clippers, self.sampler, self.event, self.plugins
         check_invariant(self.noise_std_sum >= 0, f"noise_std_sum={self.noise_std_sum}: expected at least 0")
 
     @cached_property
@@ -203,22 +211,33 @@ class Plan:
         people, mechanism = self.settings.population_size, self.settings.mechanism
         if mechanism is not None:
             return mechanism.sampler(population_size=people, cohort_size=self.cohort_size)
-        return _sampler(self.settings.sampling, population_size=people, cohort_size=self.cohort_size)
+        return build_sampler(self.settings.sampling, population_size=people, cohort_size=self.cohort_size)
 
     @cached_property
-    def _plugins(self) -> Plugins:
+    def plugins(self) -> Plugins:
         parts = {name: getattr(self.settings, name) for name in PLUGIN_KEYS}
         return Plugins.build(parts, is_release=self.settings.mode is Mode.SECURE)
 
     @property
     def _clip_rule(self) -> Rule | None:
-        return self._plugins.clip_rule if self.rule is None else self.rule
+        return self.plugins.clip_rule if self.rule is None else self.rule
 
     @cached_property
     def clipper(self) -> Clipper:
+        return self._clipper()
+
+    @cached_property
+    def _clippers(self) -> dict[tuple[str, ...], Clipper]:
+        return {held: self._clipper(held) for held in self.layout.held}
+
+    def clipper_at(self, step: int) -> Clipper:
+        """That of `step`: the bound is shared among the layers that the step trains."""
+        return self._clippers[self.layout.held_at(step)] if self.layout.held else self.clipper
+
+    def _clipper(self, held: tuple[str, ...] = ()) -> Clipper:
         groups = self.settings.layer_groups
         return Clipper(
-            layers=group_layers(self.layout, groups) if groups else tensor_layers(self.layout),
+            layers=group_layers(self.layout, groups, held=held) if groups else tensor_layers(self.layout, held=held),
             clip_bound=self.clip_bound,
             share=self.settings.share,
             normalise=self.settings.normalise,
@@ -259,25 +278,7 @@ class Plan:
         With correlated noise it is drawn from the group of that `row` of noise (the step's, if not given). `among`
         fewer users than all, as many as ever (or all of these): only where there is no guarantee.
         """
-        if self._plugins.sampler is not None:
-            check_invariant(among is None, "a plug-in sampler among some of all users")
-            generator = self.noise.random.plugin_cohort(step, attempt)
-            drawn = self._plugins.sampler(step, self, generator=generator)
-            return check_cohort(drawn, population_size=self.settings.population_size)
-        words = self.noise.random.cohort_words(step, attempt)
-        if isinstance(self.sampler, CyclicSampler):
-            check_invariant(among is None, "a cohort of some, where groups take turns")
-            return self.sampler.sample(self.settings.population_size, row=step if row is None else row, words=words)
-        if among is None:
-            return self.sampler.sample(self.settings.population_size, words=words)
-        check_invariant(
-            isinstance(self.event, NoGuarantee) and self.settings.z == 0, "a cohort of some, accounted as of all"
-        )
-        if not len(among):
-            return among
-        size = min(self.cohort_size, len(among))
-        some = _sampler(self.settings.sampling, cohort_size=size, population_size=len(among))
-        return among[some.sample(len(among), words=words)]
+        return draw_cohort(self, step, attempt=attempt, row=row, among=among)
 
     def new_total(self, *, device: torch.device | str = "cpu") -> Tensor:
         """A zero sum [P]: float32, or float64 on a grid."""
@@ -298,17 +299,17 @@ class Plan:
 
         Guarantee: in [0, 1] whatever they return, a NaN as 0. In a release weights that fail on one user are 0, too.
         """
-        return self._plugins.weight(figures)
+        return self.plugins.weight(figures)
 
-    def clip(self, update: Tensor, *, weight: Tensor | float = 1.0) -> Tensor:
+    def clip(self, update: Tensor, *, weight: Tensor | float = 1.0, step: int = 0) -> Tensor:
         """ω·clip(update), [P] or [N, P], as a new tensor; `accumulate` is the fast way to sum them."""
         self._check_weight(weight)
-        return self.clipper.clip(self._ruled(update), weight=weight)[0]
+        return self.clipper_at(step).clip(self._ruled(update), weight=weight)[0]
 
-    def accumulate(self, total: Tensor, update: Tensor, *, weight: Tensor | float = 1.0) -> ClipStats:
+    def accumulate(self, total: Tensor, update: Tensor, *, weight: Tensor | float = 1.0, step: int = 0) -> ClipStats:
         """total += ω·clip(update), summed over stacked users. A user's ω is their own `weight`, nobody else's data."""
         self._check_weight(weight)
-        return self.clipper.accumulate(total, self._ruled(update), weight=weight)
+        return self.clipper_at(step).accumulate(total, self._ruled(update), weight=weight)
 
     @property
     def bounds_updates(self) -> bool:
@@ -325,7 +326,7 @@ class Plan:
         rule = self._clip_rule
         if rule is None or not update.numel():
             return update
-        rows = [self._plugins.apply_rule(rule, row, self) for row in update.reshape(-1, self.layout.flat_size)]
+        rows = [self.plugins.apply_rule(rule, row, self) for row in update.reshape(-1, self.layout.flat_size)]
         ruled = torch.stack(rows).view_as(update)
         self.layout.clear_padding(ruled)
         return ruled
@@ -357,7 +358,9 @@ class Plan:
         charge's row of the run's `correlated` noise.
         """
         at = {"step": self._release(charge, "sum"), "attempt": charge.attempt, "row": charge.row}
-        return self.noise.add(total, **at, shares=shares, correlated=correlated)
+        noised = self.noise.add(total, **at, shares=shares, correlated=correlated)
+        self.layout.clear(noised, self.layout.held_at(charge.step))
+        return noised
 
     def correlated_noise(
         self, *, device: torch.device | str = "cpu", secret_folder: Path | None = None
@@ -392,9 +395,3 @@ class Plan:
         return describe_plan(self)
 
     ledger_header = ledger_header
-
-
-def _sampler(sampling: Sampling, *, cohort_size: int, population_size: int) -> PoissonSampler | FixedSizeSampler:
-    if sampling is Sampling.POISSON:
-        return PoissonSampler(sampling_rate=cohort_size / population_size)
-    return FixedSizeSampler(cohort_size=cohort_size)

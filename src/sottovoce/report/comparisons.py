@@ -4,6 +4,7 @@ differ.
 Rates of two runs on the same people rise and fall together, so that only differences paired by speaker compare them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -14,12 +15,14 @@ from sottovoce.evaluation.compare import (
     WORST_GROUP,
     GroupGap,
     compute_difference,
+    count_words_by_speaker,
     explain_incomparable,
     find_worst_group,
     find_worst_group_by_totals,
     read_gap,
 )
 from sottovoce.evaluation.error_rates import Interval
+from sottovoce.evaluation.measures import MEASURES
 from sottovoce.evaluation.tables import format_interval, format_points
 from sottovoce.report.parts import make_table, merge_labels, show_percent
 from sottovoce.report.records import Record, RunRecord
@@ -30,57 +33,162 @@ NOISE_SETTINGS = (
     *("noise_multiplier", "sigma_dp", "target_epsilon", "accountant"),
     *("epsilon_budget", "delta", "extrapolate", "mode"),
 )
+# And in what besides, where the one without noise does not clip either.
+CLIP_SETTINGS = ("clip_bound", "share", "normalise", "layer_groups", "alpha", "adaptive", "noise_scope")
+NOT_COUNTED = "words are not counted by speaker here"
+TOO_FEW = "too few speakers"
+
+
+@dataclass(frozen=True)
+class RateDifference:
+    """An error rate less `wer`, that of `base`. Without an interval there is a `reason` for it."""
+
+    base: str
+    wer: float
+    difference: float
+    interval: Interval | None
+    reason: str = ""
+
+    @property
+    def is_significant(self) -> bool:
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+
+    @property
+    def certainty(self) -> str:
+        """The interval, or why there is none."""
+        if self.interval is None:
+            return f"without an interval: {self.reason}"
+        return f"95 % interval {format_interval(self.interval)}, paired by speaker"
+
+    def compare(self, base: str) -> str:
+        """In words, where the base is called `base`."""
+        fewer = "fewer errors" if self.difference < 0 else "more errors"
+        meaning = "" if self.interval is None else f": {fewer if self.is_significant else 'no significant difference'}"
+        return f"{format_points(self.difference)} points compared with {base} ({self.certainty}){meaning}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"wer": self.wer, "difference": self.difference, "difference_interval": self.interval}
 
 
 @dataclass(frozen=True)
 class PrivacyCost:
-    """The error rate on `test`, and its difference from that of `base`: a run without noise (its label) or the start.
+    """The error rate on `test`, less that of the model it started from and less that of its twin without noise.
 
-    None where there is nothing to compare with.
+    Each is None where there is nothing to compare with. `twin_is` says in what the twin differs.
     """
 
     test: str
     wer: float
-    base: str | None = None
-    difference: float | None = None
-    interval: Interval | None = None
+    start: RateDifference | None = None
+    twin: RateDifference | None = None
+    twin_is: str = ""
 
     @property
     def words(self) -> str:
-        rate = f"Word error rate on {self.test}: {show_percent(self.wer)}"
-        if self.base is None or self.difference is None:
-            return f"{rate}."
-        base = "the model it started from" if self.base == ITS_START else f"{self.base}, the same without noise"
-        by = f"{format_points(self.difference)} points compared with {base}"
-        if self.interval is None:
-            return f"{rate}, {by}; too few speakers for an interval."
-        low, high = self.interval
-        meaning = "fewer errors" if high < 0 else "more errors" if low > 0 else "no significant difference"
-        return f"{rate}, {by} (95 % interval {format_interval(self.interval)}, paired by speaker): {meaning}."
+        found = [show_percent(self.wer)]
+        if self.start is not None:
+            found.append(self.start.compare("the model it started from"))
+        if self.twin is not None:
+            found.append(self.twin.compare(f"{self.twin.base}, {self.twin_is}"))
+        return f"Word error rate on {self.test}: {'; '.join(found)}."
 
     def as_json(self) -> dict[str, Any]:
-        beside = {"beside": self.base, "difference": self.difference, "difference_interval": self.interval}
-        return {"test": self.test, "wer": self.wer} | ({} if self.base is None else beside)
+        found: dict[str, Any] = {"test": self.test, "wer": self.wer}
+        if (beside := self.twin or self.start) is not None:
+            found |= {"beside": beside.base, "difference": beside.difference, "difference_interval": beside.interval}
+        if self.start is not None:
+            found["from_start"] = self.start.as_json()
+        if self.twin is not None:
+            found["from_twin"] = {"run": self.twin.base, **self.twin.as_json()}
+        return found
 
 
 def privacy_cost(run: RunRecord, runs: Sequence[RunRecord]) -> PrivacyCost | None:
-    """Compared with the same run without noise, where `runs` has one with the same test speakers; else its start."""
+    """What its errors are compared with its start, and with its twin without noise where `runs` has one."""
     name = run.headline_test
     test = {} if name is None else run.tests[name]
     if name is None or "wer" not in test:
         return None
-    for other in runs:
-        if _is_noiseless_twin(other, run) and not explain_incomparable(test, theirs := other.tests.get(name, {})):
-            found = compute_difference(test, theirs)
-            return PrivacyCost(name, test["wer"], other.label, found.difference, found.interval)
-    if (less := test.get(LESS_START)) is not None:
+    start = _subtract(test, run.start_tests.get(name, {}), base=ITS_START)
+    if (less := test.get(LESS_START)) is not None and start is not None:
         ends = less["difference_interval"]
-        return PrivacyCost(name, test["wer"], ITS_START, less["difference"], None if ends is None else tuple(ends))
-    start = run.start_tests.get(name, {})
-    if not start or explain_incomparable(test, start):
-        return PrivacyCost(name, test["wer"])
-    found = compute_difference(test, start)
-    return PrivacyCost(name, test["wer"], ITS_START, found.difference, found.interval)
+        interval = None if ends is None else (float(ends[0]), float(ends[1]))
+        start = replace(start, difference=less["difference"], interval=interval, reason=TOO_FEW)
+    twin = find_noiseless_twin(run, runs)
+    if twin is None:
+        return PrivacyCost(name, test["wer"], start)
+    clipped = "noise" if _clips(twin) or not _clips(run) else "clipping and noise"
+    tuned = "" if _recipe(twin, rates=True) == _recipe(run, rates=True) else ", with learning rates of its own"
+    found = _subtract(test, twin.tests[name], base=twin.label)
+    return PrivacyCost(name, test["wer"], start, found, f"the same without {clipped}{tuned}")
+
+
+def find_noiseless_twin(run: RunRecord, runs: Sequence[RunRecord]) -> RunRecord | None:
+    """Of `runs`, the one of the same recipe that adds no noise; it may have learning rates of its own.
+
+    One that clips alike comes first, then one that does not clip. Of several, the one with the fewest errors on the
+    dev speakers: what noise costs is then not understated by rates that do not suit the twin.
+    """
+    name = run.headline_test
+    if name is None or not run.is_federated or not adds_noise(run):
+        return None
+    twins = [
+        other
+        for other in runs
+        if other is not run
+        and other.is_federated
+        and not adds_noise(other)
+        and _recipe(other, clips=_clips(other)) == _recipe(run, clips=_clips(other))
+        and _subtract(run.tests[name], other.tests.get(name, {}), base="") is not None
+    ]
+    return min(twins, key=lambda other: (_clips(run) and not _clips(other), dev_rate(other)), default=None)
+
+
+def dev_rate(run: RunRecord) -> float:
+    """The error rate on the dev speakers by which its model was chosen; infinite where there is none."""
+    model = run.results.get("model") or {}
+    rates = (model.get(measure.key("dev")) for measure in MEASURES.values() if measure.is_rate)
+    return next((float(rate) for rate in rates if isinstance(rate, int | float)), math.inf)
+
+
+def _subtract(test: Record, other: Record, *, base: str) -> RateDifference | None:
+    """Paired by speaker where words are counted so, else of the plain rates; None if the speech is not the same."""
+    if "wer" not in test or "wer" not in other:
+        return None
+    if not explain_incomparable(test, other):
+        found = compute_difference(test, other)
+        assert found.difference is not None
+        return RateDifference(base, other["wer"], found.difference, found.interval, TOO_FEW)
+    is_counted = count_words_by_speaker(test) and count_words_by_speaker(other)
+    known = [(test.get(key), other.get(key)) for key in ("store", "speech", "normalisation")]
+    if is_counted or any(ours != theirs for ours, theirs in known if None not in (ours, theirs)):
+        return None
+    return RateDifference(base, other["wer"], test["wer"] - other["wer"], None, NOT_COUNTED)
+
+
+def adds_noise(run: RunRecord) -> bool:
+    """By the ledger; without one, by the recipe."""
+    if plan := run.header.get("plan"):
+        return bool(plan.get("noise_multiplier") != 0)
+    return any(run.privacy_settings.get(name) for name in ("noise_multiplier", "sigma_dp", "target_epsilon"))
+
+
+def _clips(run: RunRecord) -> bool:
+    bound = run.privacy_settings.get("clip_bound")
+    return bound is not None and not math.isinf(float(bound))
+
+
+def _recipe(run: RunRecord, *, clips: bool = False, rates: bool = False) -> str:
+    """What twins have in common, as text; with how they clip, and their learning rates, where these count."""
+    counted = run if rates else replace(run, config=_drop_rates(run.config))
+    others = NOISE_SETTINGS if clips else (*NOISE_SETTINGS, *CLIP_SETTINGS)
+    return counted.settings_but(own=("about", "paper"), privacy=others)
+
+
+def _drop_rates(settings: Any) -> Any:
+    if not isinstance(settings, dict):
+        return settings
+    return {name: _drop_rates(value) for name, value in settings.items() if name != "lr"}
 
 
 def worst_group_gap(run: RunRecord) -> GroupGap | None:
@@ -108,15 +216,6 @@ def format_gap(gap: GroupGap | None) -> str:
     at_once = f", for all {gap.groups} groups at once" if gap.groups > 1 else ""
     chance = "" if gap.interval[0] > 0 else "; not significant"
     return f"{rates} (95 % interval {format_interval(gap.interval)}{at_once}){chance}."
-
-
-def _is_noiseless_twin(other: RunRecord, run: RunRecord) -> bool:
-    """Whether they are one recipe, of which the other adds no noise and this one does."""
-    if other is run or not (other.is_federated and run.is_federated):
-        return False
-    theirs, ours = (one.header.get("plan", {}).get("noise_multiplier") for one in (other, run))
-    recipes = [one.settings_but(own=("about", "paper"), privacy=NOISE_SETTINGS) for one in (other, run)]
-    return theirs == 0 and ours != 0 and recipes[0] == recipes[1]
 
 
 class _Pair(NamedTuple):

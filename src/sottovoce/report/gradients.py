@@ -48,11 +48,10 @@ def gradient_section(runs: Sequence[RunRecord]) -> PageSection | None:
         suffix, kinds, mean = "" if len(found) == 1 else f"-{slug}", run.kinds_apart, gradient_profile(windows)
         columns = [("norm", mean), ("deviation over steps", gradient_profile(windows, DEVIATIONS))]
         table = profile_table("gradients", columns, kinds, suffix=suffix, label=label, show=show_number)
-        parts[label] = (
-            profile_drawing(f"gradients{suffix}", mean, kinds, kind="gradients", limits=limits),
-            _along_drawing(windows, kinds, name=f"gradients-along{suffix}", limits=along),
-            Fold("The numbers", (table,)),
-        )
+        drawn = [profile_drawing(f"gradients{suffix}", mean, kinds, kind="gradients", limits=limits)]
+        if mean.blocks:  # an output layer alone has none
+            drawn.append(_along_drawing(windows, kinds, name=f"gradients-along{suffix}", limits=along))
+        parts[label] = (*drawn, Fold("The numbers", (table,)))
     return make_section("gradients", fold_by_run(parts))
 
 

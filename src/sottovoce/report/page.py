@@ -18,6 +18,7 @@ from sottovoce.report.audit import audit_alarm, audit_section
 from sottovoce.report.bound_section import bound_section
 from sottovoce.report.curves import dynamics_section, learning_section
 from sottovoce.report.drawings import Drawing, draw_with_title, inline_svg
+from sottovoce.report.first_screen import FirstScreen, first_screen
 from sottovoce.report.gradients import gradient_section
 from sottovoce.report.layers import layer_section
 from sottovoce.report.paper_comparison import cohort_section, paper_section
@@ -26,6 +27,7 @@ from sottovoce.report.parts import (
     PagePart,
     PageSection,
     Paragraph,
+    join_labels,
     merge_labels,
     notice,
     show_count,
@@ -69,17 +71,23 @@ SECTIONS: tuple[Callable[[Sequence[RunRecord]], PageSection | None], ...] = (
 
 @dataclass(frozen=True)
 class ReportPage:
-    """What a page says, in order; `alarms` before all else. `extra_tables` are too long for a page: for files alone."""
+    """What a page says, in order: `alarms` before all else, the first screen, and folded sections.
+
+    `extra_tables` are too long for a page: for files alone.
+    """
 
     title: str
     lead: str
     alarms: tuple[str, ...]
+    screen: FirstScreen
     sections: tuple[PageSection, ...]
     extra_tables: tuple[Table, ...]
 
     @property
     def drawings(self) -> list[Drawing]:
-        return [part for section in self.sections for part in section.all_parts if isinstance(part, Drawing)]
+        first = [] if self.screen.drawing is None else [self.screen.drawing]
+        shown = [part for section in self.sections for part in section.all_parts if isinstance(part, Drawing)]
+        return first + shown
 
     @property
     def tables(self) -> list[Table]:
@@ -108,6 +116,7 @@ def build_report(runs: Sequence[RunRecord], *, title: str, opening: Opening | No
         title=title,
         lead=_lead(runs, title),
         alarms=tuple(f"{run.label}: {why}" for run in runs for why in (run.unsound, audit_alarm(run)) if why),
+        screen=first_screen(runs, opening.verdicts),
         sections=(verdict_section(opening.verdicts), _headline_section(runs, opening), *made),
         extra_tables=(people,) if people.rows else (),
     )
@@ -144,7 +153,7 @@ def write_tables(folder: Path, report: ReportPage) -> list[Path]:
 
 def _lead(runs: Sequence[RunRecord], title: str) -> str:
     if len(runs) > 1:
-        return f"{len(runs)} runs: {', '.join(run.label for run in runs)}."
+        return f"{len(runs)} runs: {join_labels([run.label for run in runs])}."
     about = recipe_title(runs[0])
     return f"One run, {runs[0].label}: {about}." if about and about != title else f"One run: {runs[0].label}."
 
@@ -161,7 +170,7 @@ def _headline_section(runs: Sequence[RunRecord], opening: Opening) -> PageSectio
             promised = "" if run.guarantee is None or run.guarantee.words is None else f" {run.guarantee.words}."
             parts.append(notice(f"{run.label} is not finished: there are no results yet.{promised}"))
         parts += [notice(f"{run.label}: {problem}") for problem in run.problems]
-    return PageSection("headline", "In short", "", tuple(parts))
+    return PageSection("headline", "In short", "", tuple(parts), is_printed=True)
 
 
 def _merge_notes(runs: Sequence[RunRecord], notes: Sequence[str]) -> list[str]:

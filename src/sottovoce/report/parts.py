@@ -57,12 +57,13 @@ PagePart = Drawing | Table | Paragraph | MacroPart | Fold
 
 @dataclass(frozen=True)
 class PageSection:
-    """One section of a page."""
+    """One section of a page, folded on a screen. On paper only what is open there and what `is_printed` appears."""
 
     anchor: str
     title: str
     intro: str
     parts: tuple[PagePart, ...]
+    is_printed: bool = False
 
     @property
     def all_parts(self) -> list[PagePart]:
@@ -91,6 +92,12 @@ def make_drawing(name: str, alt: str, draw: Callable[[], Figure], *, kind: str =
 def figure_text(kind: str, name: Literal["title", "axis"]) -> str:
     found: str = _texts()["figures"][kind][name]
     return found
+
+
+def screen_text(name: str, **values: Any) -> str:
+    """A sentence of the first screen."""
+    found: str = _texts()["screen"][name]
+    return found.format(**values)
 
 
 def make_table(

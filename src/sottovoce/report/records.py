@@ -20,6 +20,7 @@ from sottovoce.privacy.ledger_report import LedgerReport, SignatureCheck
 from sottovoce.report.archives import open_path, restore_archive_names
 from sottovoce.training.ledger_check import UNSIGNED, check_ledger
 from sottovoce.training.run_folder import (
+    BASE_MODEL,
     CONFIG,
     DIAGNOSTICS,
     ENGINE,
@@ -85,6 +86,12 @@ class RunRecord:
     problems: tuple[str, ...]
     damaged: tuple[str, ...] = ()
     inputs: Record = field(default_factory=dict)
+
+    @property
+    def base_model(self) -> Record:
+        """The model from outside that its own was made from: its name, and what identifies it; empty without one."""
+        start = f"{BASE_MODEL} "
+        return {key.removeprefix(start): str(own) for key, own in self.inputs.items() if key.startswith(start)}
 
     @property
     def federation(self) -> Record:

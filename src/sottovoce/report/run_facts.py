@@ -1,12 +1,12 @@
 """What was run, on what and with what, from the recipe and the environment that a run folder keeps."""
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sottovoce.base.tables import NOTHING
 from sottovoce.evaluation.converged import VERDICTS, Converged, judge_metrics
+from sottovoce.privacy.stated import remove_epsilon
 from sottovoce.report.parts import Fold, PagePart, PageSection, make_section, make_table, show_count, show_text
 from sottovoce.report.records import RunRecord
 
@@ -20,6 +20,7 @@ RUN_FACTS: dict[str, Callable[[RunRecord], str]] = {
     "seed": lambda run: show_text(run.config.get("seed")),
     "data": lambda run: show_text((run.config.get("data") or {}).get("store")),
     "model": lambda run: show_text((run.config.get("model") or {}).get("size")),
+    "base model": lambda run: "; ".join(f"{name} {own}" for name, own in run.base_model.items()) or NOTHING,
     "rounds or steps": lambda run: _steps(run),
     "converged": lambda run: has_converged(run) if run.results else NOTHING,
     "cohort": lambda run: show_count(run.federation.get("cohort_size")),
@@ -33,8 +34,6 @@ RUN_FACTS: dict[str, Callable[[RunRecord], str]] = {
     "hardware": lambda run: _hardware(run),
     "software": lambda run: _software(run),
 }
-_NAMES_EPSILON = re.compile(r"(?:ε|epsilon) ?(?:=|≤|<=|<|of) ?\d", re.IGNORECASE)
-_CONDITIONAL = re.compile(r"\bwould\b", re.IGNORECASE)
 
 
 def settings_section(runs: Sequence[RunRecord]) -> PageSection | None:
@@ -55,24 +54,6 @@ def report_title(title: str, runs: Sequence[RunRecord]) -> str:
     """`title` for these runs. A simulation protects nobody, so that of one names no ε as if it held."""
     is_simulated = any(run.is_federated and not run.is_release for run in runs)
     return remove_epsilon(title) if is_simulated else title
-
-
-def remove_epsilon(title: str) -> str:
-    """A simulation's title without the parts that name an ε, unless they say that a release *would* have it.
-
-    >>> remove_epsilon("1,900 people, each in all of ten rounds, ε = 8 for these very people; denoised by 20 others")
-    '1,900 people, each in all of ten rounds; denoised by 20 others (simulated)'
-    >>> remove_epsilon("ε ≤ 8 with 288 people"), remove_epsilon("What a release would have: ε ≤ 8")
-    ('A simulation', 'What a release would have: ε ≤ 8')
-    """
-    if not _NAMES_EPSILON.search(title) or _CONDITIONAL.search(title):
-        return title
-    pieces = re.split(r"([,;:]\s+)", title)  # parts, and what stands between them
-    kept = ""
-    for between, part in zip(["", *pieces[1::2]], pieces[::2], strict=True):
-        if not _NAMES_EPSILON.search(part):
-            kept += f"{between if kept else ''}{part}"
-    return f"{kept} (simulated)" if kept else "A simulation"
 
 
 def recipe_title(run: RunRecord) -> str | None:

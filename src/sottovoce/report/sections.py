@@ -5,6 +5,8 @@ from statistics import median
 
 from sottovoce.base.tables import NOTHING, Row, Table
 from sottovoce.evaluation.tables import format_interval, format_points
+from sottovoce.privacy.stated import format_odds
+from sottovoce.report.comparisons import RateDifference
 from sottovoce.report.curves import privacy_drawings, read_series, speed_drawings
 from sottovoce.report.paper_comparison import noise_tables
 from sottovoce.report.parts import (
@@ -25,13 +27,14 @@ from sottovoce.report.parts import (
 )
 from sottovoce.report.populations import population_drawings
 from sottovoce.report.records import RunRecord
-from sottovoce.report.verdict import CERTAIN, Verdict, format_odds, round_up_percent, summarise_verdicts
+from sottovoce.report.verdict import CERTAIN, Verdict, round_up_percent, summarise_verdicts
 
 FOLDED_VERDICTS = 6  # runs, beyond which nobody reads a verdict on each
 # Columns of the table of verdicts: four of words, then numbers. ε by RDP is shown where none by PLD is known.
 VERDICT_COLUMNS = (
-    *("", "verdict", "worst group", "WER beside", "ε (PLD, else RDP)", "right guesses in 100", "odds of 1 : 1 become"),
-    *("points of WER", "95 % interval", "worst group’s gap", "95 % interval"),
+    *("", "verdict", "worst group", "twin without noise", "ε (PLD, else RDP)", "right guesses in 100"),
+    *("odds of 1 : 1 become", "points from start", "95 % interval", "points from twin", "95 % interval"),
+    *("worst group’s gap", "95 % interval"),
 )
 
 
@@ -39,7 +42,7 @@ def verdict_section(found: Sequence[Verdict]) -> PageSection:
     """One run's verdict in full; of several a sentence and a table, and each one's words in a fold."""
     full: list[PagePart] = [MacroPart("verdict", one) for one in found]
     if len(found) == 1:
-        return PageSection("verdict", "Verdict", "", tuple(full))
+        return PageSection("verdict", "Verdict", "", tuple(full), is_printed=True)
     folds = [Fold(f"{one.label}, in words", (part,)) for one, part in zip(found, full, strict=True)]
     shown = folds if len(found) <= FOLDED_VERDICTS else []
     sentence = Paragraph(summarise_verdicts(found), "verdict-headline")
@@ -54,10 +57,11 @@ def verdict_table(found: Sequence[Verdict]) -> Table:
     rows: list[Row] = [(join_labels(labels), *cells) for cells, labels in alike.items()]
     shown = [n for n in range(len(VERDICT_COLUMNS)) if n < 2 or any(row[n] != NOTHING for row in rows)]
     headings, *cells = (tuple(row[n] for n in shown) for row in (VERDICT_COLUMNS, *rows))
-    beside = " WER beside the same run without noise, where it is here, or beside the start."
-    has_base = any(one.cost is not None and one.cost.base is not None for one in found)
-    words = sum(n < 4 for n in shown)
-    return make_table("verdicts", cells, headings=headings, words=words, beside=beside if has_base else "")
+    costs = [one.cost for one in found if one.cost is not None]
+    bases = ["the model that a run started from"] if any(one.start for one in costs) else []
+    bases += ["the same run without noise"] if any(one.twin for one in costs) else []
+    beside = f" Points are WER less that of {', or of '.join(bases)}." if bases else ""
+    return make_table("verdicts", cells, headings=headings, words=sum(n < 4 for n in shown), beside=beside)
 
 
 def _cells(one: Verdict) -> Row:
@@ -67,13 +71,17 @@ def _cells(one: Verdict) -> Row:
         right = "100" if one.odds.right >= CERTAIN else f"{round_up_percent(one.odds.right)}"
         inside = "" if one.epsilon_inside is None else f" (one inside: {show_epsilon(one.epsilon_inside)})"
         private = (show_epsilon(one.epsilon) + inside, right, format_odds(one.epsilon_of_one))
-    base, cost = NOTHING, (NOTHING, NOTHING)
-    if one.cost is not None and one.cost.base is not None:
-        base, cost = one.cost.base, (format_points(one.cost.difference), format_interval(one.cost.interval))
+    start, twin = (None, None) if one.cost is None else (one.cost.start, one.cost.twin)
     group, gap = NOTHING, (NOTHING, NOTHING)
     if one.gap is not None:
         group, gap = f"{one.gap.fact} {one.gap.group}", (format_points(one.gap.gap), format_interval(one.gap.interval))
-    return one.brief, group, base, *private, *cost, *gap
+    return one.brief, group, NOTHING if twin is None else twin.base, *private, *_points(start), *_points(twin), *gap
+
+
+def _points(beside: RateDifference | None) -> Row:
+    if beside is None:
+        return NOTHING, NOTHING
+    return format_points(beside.difference), format_interval(beside.interval)
 
 
 def privacy_section(runs: Sequence[RunRecord]) -> PageSection | None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sottovoce.base.units import PrivacyUnit
 from sottovoce.evaluation.compare import GroupGap
 from sottovoce.privacy.events import GaussianRelease, NoGuarantee, accounted
-from sottovoce.privacy.guarantee import Guarantee, format_epsilon, format_epsilons
+from sottovoce.privacy.guarantee import Guarantee, format_epsilons
 from sottovoce.privacy.membership_odds import (
     GUARANTEE,
     NEXT_TO_NOTHING,
@@ -22,6 +22,7 @@ from sottovoce.privacy.membership_odds import (
     posterior_belief,
     strength_of,
 )
+from sottovoce.privacy.stated import CENTRAL, NOT_PRIVATE, describe_adversary, format_odds, state_guarantee
 from sottovoce.report.audit import audit_alarm
 from sottovoce.report.comparisons import PrivacyCost, format_gap, privacy_cost, worst_group_gap
 from sottovoce.report.parts import join_labels, show_count
@@ -30,7 +31,6 @@ from sottovoce.report.records import RunRecord
 
 CERTAIN = 0.995  # of guesses right, from which they are called right every time
 PRIOR = 0.01
-SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 VerdictKind = Literal["unsound", "not private", "simulation", "release", "weak", "nothing"]
 
@@ -176,39 +176,22 @@ def _judge(run: RunRecord) -> Verdict:
         return Verdict(run.label, "unsound", headline, headline, (("Why", why),))
     if guarantee is not None and not isinstance(guarantee.release, NoGuarantee):
         return _judge_private(run, guarantee)
-    why = "Training on everybody’s speech in one place, without differential privacy."
+    why = CENTRAL
     if guarantee is not None:
         assert isinstance(guarantee.release, NoGuarantee)
         why = (
             f"Federated, but without a guarantee: {guarantee.release.reason}. That speech stays on the device hides "
             "little."
         )
-    headline = "Not private: nothing is promised to anybody."
     learn = "Whoever has the model may find out who took part, and what they said."
-    return Verdict(run.label, "not private", headline, headline, (("What somebody can find out", learn), ("Why", why)))
+    points = (("What somebody can find out", learn), ("Why", why))
+    return Verdict(run.label, "not private", NOT_PRIVATE, NOT_PRIVATE, points)
 
 
 def _judge_private(run: RunRecord, guarantee: Guarantee) -> Verdict:
     delta, inside, unit = guarantee.delta, guarantee.epsilon_inside, guarantee.unit
-    # What is called a guarantee is one for people: of a silo, for each speaker inside.
-    epsilon = guarantee.epsilon.headline if inside is None else inside.headline
     people = run.header["plan"].get("population_size")
-    is_delta_large = people is not None and delta * people >= 1
-    is_nothing, is_weak = epsilon > NO_GUARANTEE, epsilon > GUARANTEE or is_delta_large
-    secure_kind: VerdictKind = "nothing" if is_nothing else "weak" if is_weak else "release"
-    kind: VerdictKind = "simulation" if guarantee.simulated else secure_kind
-    stated = f"ε = {format_epsilon(guarantee.epsilon.headline)} at δ = {delta:g}"
-    if inside is not None:
-        less = f"ε = {format_epsilon(epsilon)} for one {unit.inside} inside it"
-        stated = f"ε = {format_epsilon(guarantee.epsilon.headline)} for {unit.one} and {less}, at δ = {delta:g}"
-    grade = "practically no guarantee"
-    if not is_nothing:
-        grade = f"a {'weak' if is_weak else strength_of(epsilon).words} guarantee"
-    headline = f"A release with {grade}: {stated}."
-    if guarantee.simulated:
-        headline = f"A simulation, which protects nobody. A release of this recipe would have {stated}: {grade}."
-    elif is_nothing:
-        headline = f"A release with {grade}: {stated}, however secure its randomness was."
+    stated = state_guarantee(guarantee, population_size=people)
     found = bound_membership_odds(guarantee.event_inside or guarantee.event)
     learnt = describe_risk(guarantee, found)
     if guarantee.simulated:
@@ -216,20 +199,20 @@ def _judge_private(run: RunRecord, guarantee: Guarantee) -> Verdict:
     answers = [
         ("What somebody can find out", learnt),
         ("For whom", _for_whom(guarantee)),
-        ("Against whom", _against(run)),
+        ("Against whom", describe_adversary(run.header["plan"])),
         ("Which population", _which_population(run, guarantee)),
-        ("Simulated or released", _randomness(guarantee, is_nothing=is_nothing)),
+        ("Simulated or released", _randomness(guarantee, is_nothing=stated.is_nothing)),
     ]
-    if is_delta_large:
+    if stated.is_delta_large:
         leak = f"δ = {delta:g} is not below one in {show_count(people)}, the population: it allows one person’s leak."
         answers.append(("A large δ", leak))
     if guarantee.outside is not None:
         answers.append(("What it rests on", f"{guarantee.outside}."))
     return Verdict(
         run.label,
-        kind,
-        headline,
-        f"{headline} {learnt}",
+        stated.kind,
+        stated.headline,
+        f"{stated.headline} {learnt}",
         tuple(answers),
         guarantee.epsilon.headline,
         delta,
@@ -275,19 +258,6 @@ def round_up_percent(share: float) -> int:
     return min(100, math.ceil(100 * share - 1e-9))
 
 
-def format_odds(epsilon: float) -> str:
-    """e^ε : 1, rounded up.
-
-    >>> [format_odds(e) for e in (0.07, 2.0, 8.0, 30.0, 3933.0)]
-    ['1.08 : 1', '7.4 : 1', '2,981 : 1', 'more than 10¹³ : 1', 'more than 10¹⁷⁰⁸ : 1']
-    """
-    if epsilon > math.log(1e6):
-        return f"more than 10{str(math.floor(epsilon / math.log(10))).translate(SUPERSCRIPTS)} : 1"
-    factor = math.exp(epsilon)
-    digits = 2 if factor < 2 else 1 if factor < 10 else 0
-    return f"{math.ceil(factor * 10**digits - 1e-9) / 10**digits:,.{digits}f} : 1"
-
-
 def _never_sampled(guarantee: Guarantee) -> float:
     """How likely one person is in no round at all."""
     share = 1.0
@@ -320,20 +290,6 @@ def _for_whom(guarantee: Guarantee) -> str:
     if guarantee.release.neighbouring == "add_remove":
         hidden = f"Hidden is whether {unit.one} took part at all, and so what they said"
     return f"{whom} {hidden}. That they are on the list of those who might take part is public."
-
-
-def _against(run: RunRecord) -> str:
-    plan = run.header["plan"]
-    adversary = (
-        "Whoever sees all models that were ever released, the settings, this ledger and the list of people, and "
-        "computes for as long as they like."
-    )
-    server = "Not against the machine that trained: it had the speech, and saw every update before the noise."
-    if plan.get("noise_shares"):
-        server = "The server sees sums with noise by clients: its own ε is larger, since it knows who is drawn."
-    elif plan.get("sum_bits"):
-        server = "Not against the server: it sees sums before the noise and, with open sums, every single update."
-    return f"{adversary} {server} Other channels (time, memory, a stolen disk) are not covered."
 
 
 def _which_population(run: RunRecord, guarantee: Guarantee) -> str:

@@ -29,6 +29,7 @@ from sottovoce.training.agreement import HiddenDigest, digest_parts, require_equ
 from sottovoce.training.disjointness import check_evaluation_speakers, count_clients_in_parent
 from sottovoce.training.parent_model import ParentModel, find_parent_model
 from sottovoce.training.privacy_report import describe_target_noise
+from sottovoce.training.refactoring import build_refactoring
 from sottovoce.training.remote_clients import RemoteClients
 from sottovoce.training.run_context import RunContext
 from sottovoce.training.run_data import RunData, build_recipe_population, check_silos, describe_unknown_order
@@ -75,11 +76,15 @@ class Federation:
         layout = self.plan.layout
         return Server(self.settings.server, layout, layout.flatten(self.part.initial).to(self.context.device))
 
-    def after_step(self) -> tuple[AfterStep, ...]:
-        """What runs after each of the server's steps, in this order."""
-        if self.public_speech is None:
-            return ()
-        return (build_server_pass(self.recipe, self.start, self.public_speech, device=self.context.device),)
+    def after_step(self, server: Server) -> tuple[AfterStep, ...]:
+        """What runs after each step of `server`, in this order."""
+        found: list[AfterStep] = []
+        if self.public_speech is not None:
+            device = self.context.device
+            found.append(build_server_pass(self.recipe, self.start, self.public_speech, device=device))
+        if self.part.projected:
+            found.append(build_refactoring(self.part, server))
+        return tuple(found)
 
 
 def assemble(
@@ -127,10 +132,15 @@ def assemble(
         start_digest = "" if sketch is not None else _digest(start)
         facts |= {"tokens": HiddenDigest(start.tokens.digest), "start model": HiddenDigest(start_digest)}
         part = split_trained_part(recipe, start)
+        if part.held and settings.estimate_bound is not None:
+            raise InputError(
+                "federation.estimate_bound with LoRA's factors=alternate or project: its terms are those of steps that "
+                "train everything; expected null"
+            )
         if sketch is None and processes.is_first:
             check_trained_part(start, part)
         in_parent = _count_in_parent(parent, recipe, population, context, is_planned=sketch is not None)
-        plan = _build_plan(recipe, population, Layout.of(part.initial), users_also_in_seed=in_parent)
+        plan = _build_plan(recipe, population, part.layout, users_also_in_seed=in_parent)
         if settings.privacy.target_epsilon is not None and not context.stand_in:
             say(describe_target_noise(settings, plan))
         if clients is not None:

@@ -13,6 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from sottovoce.base.errors import InputError
 from sottovoce.base.processes import ALONE, Processes
 from sottovoce.base.seeds import torch_stream
 from sottovoce.config import Augmentation, CentralSettings, CentralSteps, Recipe
@@ -66,7 +67,12 @@ from sottovoce.training.run_context import (
 )
 from sottovoce.training.run_data import RunData, count_central_steps, load_training_speech
 from sottovoce.training.run_folder import RunFolder
-from sottovoce.training.start_model import check_trained_part, init_start_model, split_trained_part
+from sottovoce.training.start_model import (
+    check_trained_part,
+    describe_base_model,
+    init_start_model,
+    split_trained_part,
+)
 from sottovoce.training.testing import RankGroup, choose_measure, describe_decoding, score_models
 from sottovoce.training.tokens import choose_tokens, load_taken_tokens
 
@@ -331,6 +337,7 @@ def run_central(recipe: Recipe, target: RunTarget, *, context: RunContext, proce
             "start model": digest_tensors(start.parameters),
         }
     inputs = {**data.digests(), "tokens digest": start.tokens.digest, "number of processes": processes.world}
+    inputs |= describe_base_model(start)
     if (steps := training.steps).epoch_steps is not None:  # they follow from the data; for whoever reads the run
         inputs |= {"steps": steps.steps, "steps in an epoch": steps.epoch_steps}
     with target.open(recipe, inputs=inputs, processes=processes) as run:
@@ -364,6 +371,8 @@ def _assemble_central(recipe: Recipe, data: RunData, context: RunContext) -> Cen
     context.say(f"training on {speech}")
     measure = choose_measure(recipe, start, data, say=context.say)
     part = split_trained_part(recipe, start)
+    if part.held:
+        raise InputError("LoRA's factors=alternate and project are about rounds of a federation; expected both or b")
     check_trained_part(start, part)
     return CentralTraining(
         recipe=recipe,

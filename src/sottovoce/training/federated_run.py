@@ -40,7 +40,7 @@ from sottovoce.training.remote_clients import DEPARTURES, RemoteClients
 from sottovoce.training.run_context import Outcome, RunContext, RunTarget, read_finished, write_results
 from sottovoce.training.run_data import compare_with_paper, describe_clients_without_holdout
 from sottovoce.training.run_folder import LEDGER, NO_EPSILON, POPULATION, RESULTS, RunFolder
-from sottovoce.training.start_model import count_communication, describe_part
+from sottovoce.training.start_model import count_communication, describe_base_model, describe_part
 from sottovoce.training.testing import RankGroup, describe_decoding, score_models
 from sottovoce.training.tokens import describe_tokens
 
@@ -105,6 +105,7 @@ def run_federated(
 def _inputs(federation: Federation, processes: Processes) -> dict[str, Any]:
     """What must be the same when the run is resumed."""
     inputs = {"tokens digest": federation.start.tokens.digest, "start model digest": federation.start_digest}
+    inputs |= describe_base_model(federation.start)
     if federation.plan.settings.root_seed is None:
         # A release replays nothing, and digests of its data would let readers of its folder test guesses of the data.
         # Its sums are exact, whereas a simulation's depend on the number of processes by rounding.
@@ -157,7 +158,11 @@ def _results(federation: Federation, run: RunFolder, ended: LoopEnd, ranks: Rank
         "start": {"test": before} | _start_converged(federation),
         **describe_decoding(recipe),
         "privacy": build_privacy_report(settings, federation.plan, run),
-        "communication": count_communication(federation.part, model_bits=settings.model_bits),
+        "communication": count_communication(
+            federation.part,
+            model_bits=settings.model_bits,
+            has_base_files=start.family.base_files is not None,
+        ),
         **({} if of_clients is None else {"clients": of_clients}),
         **({} if settings.client_wer is None else {"client_wer": read_client_wers(run)}),
     }

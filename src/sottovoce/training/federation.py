@@ -81,7 +81,6 @@ class FederatedLoop(Loop):
         plan, device = federation.plan, federation.context.device
         self._remote = None if isinstance(clients, LocalClients | ClientsOverRanks) else clients
         self._wers = ClientWerRounds(federation, self._remote)
-        self._after_step = federation.after_step()
         self._turns = build_turns(federation)
         self._bound = build_bound_estimator(federation)
         self._guarantee = self._settings.guarantee(plan)
@@ -91,6 +90,7 @@ class FederatedLoop(Loop):
         self._frozen_digest: str | None = None
         self._frozen_sha256: str | None = None
         self._plan, self._server = plan, federation.server()
+        self._after_step = federation.after_step(self._server)
         secrets = folder.path / SECRETS if self._secure else None
         self._correlated = plan.correlated_noise(device=device, secret_folder=secrets)
         self._pending = PendingRecords()

@@ -30,6 +30,7 @@ from sottovoce.privacy.ledger_report import LedgerReport, SignatureCheck, check_
 from sottovoce.training.recorded_files import check_recorded_files
 from sottovoce.training.run_folder import (
     CHECKPOINTS,
+    CONFIG,
     DIAGNOSTICS,
     LEDGER,
     METRICS,
@@ -94,12 +95,18 @@ def check_ledger(folder: Path, *, expected_key: str | None = None) -> CheckedLed
 
 def check_model_of_run(folder: Path) -> None:
     """Compare the model in `folder` (a run, its `model` or a checkpoint) with its run's ledger, if it has one."""
+    run = find_run_of_model(folder)
+    if run is not None and (run / LEDGER).exists():
+        check_ledger(run)
+
+
+def find_run_of_model(folder: Path) -> Path | None:
+    """The run that `folder` is, or whose `model` or checkpoint it is; None for a model alone."""
     place = folder.resolve()
     runs = [folder]
     runs += [folder.absolute().parent] if folder.name == MODEL else []
     runs += [place.parent.parent] if place.parent.name == CHECKPOINTS else []
-    if (run := next((run for run in runs if (run / LEDGER).exists()), None)) is not None:
-        check_ledger(run)
+    return next((run for run in runs if (run / LEDGER).exists() or (run / CONFIG).exists()), None)
 
 
 def _check_claims(folder: Path) -> CheckedLedger:

@@ -214,7 +214,7 @@ def build_round_diagnostics(done: Round, step: int, *, plan: Plan) -> StepRecord
     """By-products of people's data, which no ε covers; None where nobody may see them."""
     if done.private is None:
         return None
-    return {"step": step + 1, "accounted": False, **done.private.as_json(plan)}
+    return {"step": step + 1, "accounted": False, **done.private.as_json(plan, step=step)}
 
 
 class PendingRecords:

@@ -35,6 +35,7 @@ BEFORE_IT_BEGINS = {CONFIG, INPUTS, ENVIRONMENT, ENGINE, POPULATION}  # written 
 
 ONE_TIME = 315_532_800  # 1980 begins: the first moment that a zip file can hold
 
+BASE_MODEL = "base model"  # begins the names of inputs that say what the weights were made from
 STAND_IN = "stand_in"
 NO_EPSILON = "people and noise are the stand-in's, not the recipe's: what they would promise is not said"
 COMMIT = "SOTTOVOCE_COMMIT"  # an environment variable, for sources that came without their history

@@ -29,7 +29,6 @@ from sottovoce.data.loading import (
 )
 from sottovoce.data.population import Population
 from sottovoce.federated.round import AfterStep
-from sottovoce.flat.layout import Layout
 from sottovoce.models.family import TrainingProgress, accelerate_family
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.optimisers.weights import Weights
@@ -47,7 +46,7 @@ def build_server_pass(recipe: Recipe, start: Recogniser, speech: Speech, *, devi
     part, dtype = split_trained_part(recipe, start), choose_dtype(recipe.federated.precision, device)
     frozen = part.frozen.to(device, dtype)
     weights = Weights(
-        Layout.of(part.initial),
+        part.layout,
         settings.built_optimiser(),
         device=device,
         dtype=dtype,
@@ -72,6 +71,7 @@ def build_server_pass(recipe: Recipe, start: Recogniser, speech: Speech, *, devi
 
     def train(server_P: Tensor, step: int) -> dict[str, float]:
         weights.reset(server_P)
+        weights.hold(part.layout.held_at(step))
         figures, epoch = [], 0
         with closing(prefetch(_batches(speech, settings, seed=recipe.seed, step=step, device=device))) as batches:
             for number, loaded in enumerate(batches):

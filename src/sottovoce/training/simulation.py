@@ -90,7 +90,8 @@ class Simulation:
         self.store: Store = federation.data.store
         self.population, self.start, self.plan = federation.population, federation.start, federation.plan
         self._engine = build_federation_engine(federation, "sequential")  # others have no single update to show
-        self._part, self._server, self._after_step = federation.part, federation.server(), federation.after_step()
+        self._part, self._server = federation.part, federation.server()
+        self._after_step = federation.after_step(self._server)
         self._turns = build_turns(federation)
         self._correlated = self.plan.correlated_noise(device=context.device)
         self._header = self.plan.ledger_header(
@@ -146,9 +147,10 @@ class Simulation:
                 model_bits=self.recipe.federated.model_bits,
             )
             self._mark = ledger.commit(step=self.step, result=state.digest)
-        self.step, self.plan = self.step + 1, state.plan
         assert done.private is not None
-        return SimulatedRound(self.step, done.server.lr, done.epsilon, done.noise_std, done.private.as_json(plan))
+        private = done.private.as_json(plan, step=self.step)
+        self.step, self.plan = self.step + 1, state.plan
+        return SimulatedRound(self.step, done.server.lr, done.epsilon, done.noise_std, private)
 
 
 def _simulated(recipe: Recipe) -> FederationSettings:

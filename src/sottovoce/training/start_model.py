@@ -14,6 +14,7 @@ from sottovoce.models.recogniser import Recogniser, adapt_parameters, create_rec
 from sottovoce.models.trainable import Part, Trainable, parse_part, split_parameters
 from sottovoce.training.loop import Say
 from sottovoce.training.parent_model import ParentModel
+from sottovoce.training.run_folder import BASE_MODEL
 from sottovoce.training.tokens import check_no_other_tokens, choose_tokens
 
 FLOAT32_BYTES = 4
@@ -84,18 +85,27 @@ def choose_trained_part(recipe: Recipe, start: Recogniser) -> Part | None:
     return own if text is None else parse_part(text)
 
 
-def count_communication(part: Trainable, *, model_bits: int | None = None) -> dict[str, Any]:
+def describe_base_model(start: Recogniser) -> dict[str, str]:
+    """What of `start` came from outside, for `inputs.json`: a base model's name, revision and digests of its files."""
+    return {f"{BASE_MODEL} {name}": value for name, value in start.family.transfer.origin(start.settings).items()}
+
+
+def count_communication(
+    part: Trainable, *, model_bits: int | None = None, has_base_files: bool = False
+) -> dict[str, Any]:
     """Bytes per client and round, for `results.json`; what is frozen is sent once, to new clients.
 
-    With `model_bits` the model is sent down in so many bits a number.
+    With `model_bits` the model is sent down in so many bits a number. With `has_base_files` clients have what is frozen
+    from files of their own; what is in no file (a new head that is not trained, a seed model's changes) is not counted.
     """
+    frozen = 0 if has_base_files else part.frozen_count
     trained, down = part.trained_count, FLOAT32_BYTES if model_bits is None else model_bits // 8
     return {
         "trained_parameters": trained,
         "frozen_parameters": part.frozen_count,
         "bytes_up": FLOAT32_BYTES * trained,
         "bytes_down": down * trained,
-        "bytes_down_first": FLOAT32_BYTES * (trained + part.frozen_count),
+        "bytes_down_first": FLOAT32_BYTES * (trained + frozen),
     }
 
 

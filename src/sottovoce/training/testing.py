@@ -153,7 +153,7 @@ class RankGroup(AbstractContextManager["RankGroup"]):
     def _recognise_together(
         self, model: Recogniser, store: Store, order: _RecogniseOrder, *, on_collapse: Progress | None = None
     ) -> list[str]:
-        decode = choose_decoder(model.family, model.tokens.pieces(), order.decoding)
+        decode = choose_decoder(model.family, model.tokens.pieces(), order.decoding, settings=model.settings)
         around: dict[str, Any] = {"processes": self.processes, "device": self.device}
         return recognise_across_processes(model, store, order.rows, decode=decode, on_collapse=on_collapse, **around)
 
@@ -177,9 +177,9 @@ def choose_measure(recipe: Recipe, start: Recogniser, data: RunData, *, say: Say
     transcribes = family.recognition is not None
     if asked == "wer" and not transcribes:
         raise InputError(f"measure=wer: models of family={family.name} write no text; expected loss or null")
-    if asked == "ctc_wer" and not has_search(family):
+    if asked == "ctc_wer" and not has_search(family, start.settings):
         raise InputError(f"measure=ctc_wer: models of family={family.name} know no attention; expected wer or loss")
-    if asked == "ctc_wer" and not has_ctc(family):
+    if asked == "ctc_wer" and not has_ctc(family, start.settings):
         raise InputError(f"measure=ctc_wer: models of family={family.name} know no CTC; expected wer or loss")
     check_decoding(recipe, start)
     for store, split in data.evaluated.values():
@@ -200,7 +200,7 @@ def check_decoding(recipe: Recipe, start: Recogniser) -> None:
     if start.family.recognition is None:
         raise InputError(f"evaluation: models of family={start.family.name} write no text; expected null")
     try:
-        choose_decoder(start.family, start.tokens.pieces(), recipe.decoding)
+        choose_decoder(start.family, start.tokens.pieces(), recipe.decoding, settings=start.settings)
     except InputError as error:
         raise InputError(f"evaluation: {error}") from None
 

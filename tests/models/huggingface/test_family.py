@@ -13,7 +13,7 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
 
 from tests.federated.small import CPU, LOCAL  # noqa: E402
-from tests.models.huggingface.tiny_models import KINDS, write_tiny_model  # noqa: E402
+from tests.models.huggingface.tiny_models import KINDS  # noqa: E402
 from tests.tones import pack_tones  # noqa: E402
 
 from sottovoce.base.errors import InputError  # noqa: E402
@@ -22,7 +22,6 @@ from sottovoce.data.population import PopulationSettings, build_population  # no
 from sottovoce.data.store import Store  # noqa: E402
 from sottovoce.federated.client import ClientContext, LocalTraining  # noqa: E402
 from sottovoce.federated.engines import SequentialEngine, StackedEngine  # noqa: E402
-from sottovoce.flat.layout import Layout  # noqa: E402
 from sottovoce.models.attention_search import GREEDY  # noqa: E402
 from sottovoce.models.family import stacking_obstacle  # noqa: E402
 from sottovoce.models.huggingface import adapters, family, network  # noqa: E402
@@ -38,18 +37,6 @@ CAN_BE_STACKED = [kind for kind in KINDS if kind != "wavlm"]
 CLOSE = 1e-9
 # Their losses are float32's.
 CLOSE_TO_THEIRS = 1e-5
-
-
-@pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def folder(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = write_tiny_model(kind, tmp_path_factory.mktemp(kind))
-        return made[kind]
-
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -159,7 +146,18 @@ def test_a_clients_loss_does_not_depend_on_who_shares_its_batch(kind: str, folde
     assert losses[0] == pytest.approx(losses[1], rel=CLOSE)
 
 
-@pytest.mark.parametrize("train", ["lora(r=2)", "lora(r=2, factors=b)", "norms", "head", "all"])
+@pytest.mark.parametrize(
+    "train",
+    [
+        "lora(r=2)",
+        "lora(r=2, factors=b)",
+        "lora(r=2, factors=alternate)",
+        "lora(r=2, factors=project)",
+        "norms",
+        "head",
+        "all",
+    ],
+)
 def test_the_gates_let_sound_models_through(kind: str, train: str, folders: Callable[[str], Path]) -> None:
     settings = settings_of(folders(kind), train=train)
     check_can_be_trained(FAMILY, settings, part_of(settings))
@@ -250,7 +248,7 @@ def test_recognition_is_theirs(folders: Callable[[str], Path]) -> None:
         assert [token - 1 for token in texts[0].tokens] == expected[:10]
 
 
-@pytest.mark.parametrize("factors", ["both", "b"])
+@pytest.mark.parametrize("factors", ["both", "b", "alternate", "project"])
 def test_what_is_written_is_an_adapter_for_peft(
     kind: str, factors: str, folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -274,8 +272,9 @@ def test_what_is_written_is_an_adapter_for_peft(
         torch.testing.assert_close(found, expected, rtol=CLOSE, atol=CLOSE * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("train", ["lora(r=2)", "all"])
-def test_engines_agree(train: str, folders: Callable[[str], Path], tones: Path) -> None:
+@pytest.mark.parametrize("step", [0, 1])
+@pytest.mark.parametrize("train", ["lora(r=2)", "lora(r=2, factors=alternate)", "lora(r=2, factors=project)", "all"])
+def test_engines_agree(train: str, step: int, folders: Callable[[str], Path], tones: Path) -> None:
     options = Options(source=str(folders("moonshine")), train=train)
     tokens = family.own_tokens(options, "en")
     assert tokens is not None
@@ -292,18 +291,22 @@ def test_engines_agree(train: str, folders: Callable[[str], Path], tones: Path) 
         cohort_size=3,
         frozen=part.frozen,
     )
-    layout = Layout.of(part.initial)
+    layout = part.layout
     server_P = layout.flatten(part.initial)
+    for name, view in layout.views(server_P).items():  # with b = 0 nothing reaches a
+        view += 0.02 if name.endswith(".lora_b") else 0.0
     updates = []
     for engine in (
         SequentialEngine(context, layout, device=CPU, dtype=torch.float64),
         StackedEngine(context, layout, device=CPU, dtype=torch.float64, size=3),
     ):
         found: dict[int, Tensor] = {}
-        for trained in engine.train(server_P, range(3), step=0):
+        for trained in engine.train(server_P, range(3), step=step):
             rows = trained.update if trained.update.dim() == 2 else trained.update[None]
             found |= dict(zip(trained.clients, rows.clone(), strict=True))
         updates.append(found)
     for client, expected in updates[0].items():
         away = torch.linalg.vector_norm(updates[1][client] - expected) / torch.linalg.vector_norm(expected)
         assert float(away) < 1e-5  # weights are kept in float32
+        for name, own in layout.views(updates[1][client]).items():
+            assert bool(own.any()) != (name in layout.held_at(step)), name

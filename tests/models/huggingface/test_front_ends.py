@@ -22,14 +22,9 @@ from sottovoce.base.errors import InputError
 from sottovoce.models.huggingface.front_ends import MelSettings, _constants, extract_pretrained, slaney_filters
 
 REASON = "the oracle is transformers, which is not installed"
-# Of 999 values in 1,000, and of all where no logarithm is divided by a deviation: some 1,000 roundings (1.2e-7 each).
+# Of every value. Ours are computed as theirs, in their precision: what is left is sums in another order, of which a
+# logarithm divided by its deviation shows some ten roundings (1.2e-7 each, of values up to 20).
 TOLERANCE = 1e-4
-# A transform in float32 is off by about eps · √(power of the frame / bins) in every bin, so the logarithm of a filter
-# by 2 · eps · √(power of the frame / bins / power of the filter). Where we differ most on the recordings, the filter
-# has e⁻²⁵ of its frame's power, of 257 bins: 2 · 1.2e-7 · √(e²⁵ / 257) = 4e-3, less once divided by a deviation over 1.
-# Theirs is as exact as float64 for Seamless, so all of it is ours. For Parakeet both are in float32, and each is off by
-# up to 1.1e-4 from float64 on the recordings: 3e-4 for their difference.
-LARGEST = {"SeamlessM4TFeatureExtractor": 4e-3, "ParakeetFeatureExtractor": 3e-4}
 LENGTHS = (16_000, 1_600, 24_123, 40_321, 8_079)  # 1,600: 0.1 s; some with odd numbers of frames, no two alike
 
 Samples = NDArray[np.float32]
@@ -90,19 +85,19 @@ def noisy_tones(samples: int, *, seed: int) -> Samples:
     return (0.1 * tones + 0.01 + rng.normal(0, 0.02, samples)).astype(np.float32)
 
 
-def batch(utterances: list[Samples], *, behind: float) -> tuple[Tensor, Tensor]:
-    """Rows with a constant `behind` each end, and a bit of it behind the longest too."""
+def batch(utterances: list[Samples], *, behind: float, room: int = 333) -> tuple[Tensor, Tensor]:
+    """Rows with a constant `behind` each end, and `room` samples of it behind the longest too."""
     lengths_U = torch.tensor([len(samples) for samples in utterances])
-    samples_UN = torch.full((len(utterances), int(lengths_U.max()) + 333), behind)
+    samples_UN = torch.full((len(utterances), int(lengths_U.max()) + room), behind)
     for row_N, samples in zip(samples_UN, utterances, strict=True):
         row_N[: len(samples)] = torch.from_numpy(samples)
     return samples_UN, lengths_U
 
 
 def check_like_theirs(
-    utterances: list[Samples], oracle: Oracle, processor: Mapping[str, Any], *, behind: float
+    utterances: list[Samples], oracle: Oracle, processor: Mapping[str, Any], *, behind: float, room: int = 333
 ) -> None:
-    samples_UN, lengths_U = batch(utterances, behind=behind)
+    samples_UN, lengths_U = batch(utterances, behind=behind, room=room)
     features_UTF, frames_U = extract_pretrained(samples_UN, lengths_U, processor=processor)
     assert features_UTF.dtype == torch.float32
     assert features_UTF.device == samples_UN.device
@@ -116,11 +111,9 @@ def check_like_theirs(
         assert shared >= frames
         differences.append((features_TF[:shared] - expected_TF).abs().flatten())
         assert bool((features_TF[shared:] == processor.get("padding_value", 0.0)).all())
-    sorted_differences = torch.cat(differences).sort().values
-    largest, most = float(sorted_differences[-1]), float(sorted_differences[int(0.999 * len(sorted_differences))])
-    print(f"largest difference {largest:.1e}, of 999 in 1,000 {most:.1e}")  # pytest -rP shows it
-    assert most <= TOLERANCE
-    assert largest <= LARGEST.get(processor["feature_extractor_type"], TOLERANCE)
+    largest = float(torch.cat(differences).max())
+    print(f"largest difference {largest:.1e}")  # pytest -rP shows it
+    assert largest <= TOLERANCE
 
 
 @every_processor
@@ -145,6 +138,20 @@ def test_real_speech_is_as_theirs(name: str, real_speech: Path, monkeypatch: pyt
     assert paths, "no recordings under $SOTTOVOCE_DATA/librispeech-mini"
     utterances = [np.asarray(soundfile.read(path, dtype="float32")[0], dtype=np.float32) for path in paths]
     check_like_theirs(utterances, oracle_of(PROCESSORS[name], monkeypatch), PROCESSORS[name], behind=0.7)
+
+
+@every_processor
+def test_real_speech_of_a_narrow_band_is_as_theirs(
+    name: str, real_speech: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Filters above the band vary by a few roundings, which Parakeet's divide by as little: one utterance at a time,
+    since sums over more padding are rounded in another order."""
+    paths = sorted((real_speech / "iban").rglob("*.mp3"))[::150]
+    assert paths, "no recordings under $SOTTOVOCE_DATA/iban"
+    oracle = oracle_of(PROCESSORS[name], monkeypatch)
+    for path in paths:
+        samples = np.asarray(soundfile.read(path, dtype="float32")[0], dtype=np.float32)
+        check_like_theirs([samples], oracle, PROCESSORS[name], behind=0.0, room=0)
 
 
 @every_processor
@@ -174,12 +181,12 @@ class DoublesSeen(TorchDispatchMode):
 
 
 @every_processor
-def test_nothing_is_computed_in_float64_once_constants_are_made(name: str) -> None:
+def test_only_what_theirs_compute_in_float64_is_computed_in_it(name: str) -> None:
     samples_UN, lengths_U = batch([noisy_tones(4_000, seed=1), noisy_tones(1_600, seed=2)], behind=0.0)
-    extract_pretrained(samples_UN, lengths_U, processor=PROCESSORS[name])
+    extract_pretrained(samples_UN, lengths_U, processor=PROCESSORS[name])  # constants are made once
     with DoublesSeen() as seen:
         extract_pretrained(samples_UN, lengths_U, processor=PROCESSORS[name])
-    assert seen.names == []
+    assert bool(seen.names) == name.startswith("seamless")
 
 
 @every_processor
@@ -194,11 +201,11 @@ def test_autocast_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("settings", [WHISPER_SPECTRUM, PARAKEET_SPECTRUM])
 def test_windowed_waves_give_the_spectrum_that_a_gpu_multiplies_out(settings: MelSettings) -> None:
     window_K, waves_K2B, _ = _constants(settings, torch.device("cpu"))
-    frames_TK = torch.randn(20, settings.fft_samples, generator=torch.Generator().manual_seed(0))
-    expected_TB = torch.fft.rfft((frames_TK * window_K).double())
+    frames_TK = torch.randn(20, settings.fft_samples, generator=torch.Generator().manual_seed(0)).double()
+    expected_TB = torch.fft.rfft(frames_TK * window_K)
     found_TB = torch.view_as_complex((frames_TK @ waves_K2B).view(20, -1, 2))
-    # Values are near √(K · 3/8) ≈ 14; a sum of K products is off by √K · 1.2e-7 ≈ 3e-6 of it, the worst by four times.
-    torch.testing.assert_close(found_TB.to(expected_TB.dtype), expected_TB, rtol=0, atol=1.5e-4)
+    # Values are near √(K · 3/8) ≈ 14; a sum of K products is off by √K · 2.2e-16 of it.
+    torch.testing.assert_close(found_TB, expected_TB, rtol=0, atol=1e-12)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -209,7 +216,7 @@ def test_a_gpu_gives_what_the_cpu_gives(name: str) -> None:
     features_UTF, frames_U = extract_pretrained(samples_UN.cuda(), lengths_U, processor=PROCESSORS[name])
     assert features_UTF.is_cuda
     assert torch.equal(frames_U, expected_U)
-    assert float((features_UTF.cpu() - expected_UTF).abs().max()) <= 2 * max(LARGEST.values())
+    assert float((features_UTF.cpu() - expected_UTF).abs().max()) <= TOLERANCE
 
 
 @pytest.mark.parametrize(("mel_count", "fft_samples"), [(80, 400), (128, 400), (80, 512), (128, 512)])

@@ -80,11 +80,14 @@ def frame_mask(frame_lengths_B: Tensor, frames: int) -> Tensor:
     return torch.arange(frames, device=frame_lengths_B.device) < frame_lengths_B[:, None]
 
 
-def log_mel(waveforms_BN: Tensor, lengths_B: Tensor, *, mel_count: int = MEL_COUNT) -> tuple[Tensor, Tensor]:
+def log_mel(
+    waveforms_BN: Tensor, lengths_B: Tensor, *, mel_count: int = MEL_COUNT, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
     """Log-mel filterbanks [B, T, F] and the frames of each utterance [B]; frames of padding are left as they come.
 
     `waveforms_BN` holds int16 samples, or floats in [-1, 1). An utterance's frames never look past its own length,
-    so they are the same in any batch. Nothing waits for the device; autocast is switched off inside.
+    so they are the same in any batch. Nothing waits for the device; autocast is switched off inside. All is computed
+    and returned in `dtype`.
 
     >>> features_BTF, frame_lengths_B = log_mel(torch.zeros(2, 16_000, dtype=torch.int16), torch.tensor([16_000, 300]))
     >>> features_BTF.shape, frame_lengths_B.tolist()
@@ -94,8 +97,8 @@ def log_mel(waveforms_BN: Tensor, lengths_B: Tensor, *, mel_count: int = MEL_COU
     is_integer = waveforms_BN.dtype == torch.int16
     assert is_integer or waveforms_BN.is_floating_point(), f"int16 or floats expected, got {waveforms_BN.dtype}"
     with torch.autocast(device_type=waveforms_BN.device.type, enabled=False):
-        window, filters, waves = _constants(waveforms_BN.device, mel_count, is_integer)
-        power = _power_spectrum(_inside(waveforms_BN, lengths_B), window, waves)
+        window, filters, waves = _constants(waveforms_BN.device, mel_count, is_integer, dtype)
+        power = _power_spectrum(_inside(waveforms_BN, lengths_B, dtype), window, waves)
         features_BTF = (power @ filters).clamp_min_(LOG_FLOOR).log_()
     return features_BTF, frame_lengths(lengths_B)
 
@@ -155,9 +158,9 @@ def raise_floor(features_BTF: Tensor, frame_lengths_B: Tensor, *, decibels: floa
     return features_BTF.maximum(loudest_B11 - decibels * math.log(10) / 10)
 
 
-def _inside(waveforms_BN: Tensor, lengths_B: Tensor) -> Tensor:
-    """Float32 samples, zero past each utterance's end, and at least one window of them."""
-    samples_BN = waveforms_BN.float()
+def _inside(waveforms_BN: Tensor, lengths_B: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Samples in `dtype`, zero past each utterance's end, and at least one window of them."""
+    samples_BN = waveforms_BN.to(dtype)
     inside_BN = torch.arange(samples_BN.shape[1], device=samples_BN.device) < lengths_B[:, None]
     samples_BN = samples_BN.where(inside_BN, 0.0)
     missing = WINDOW_SAMPLES - samples_BN.shape[1]
@@ -168,7 +171,8 @@ def _power_spectrum(samples_BN: Tensor, window: Tensor, waves: Tensor) -> Tensor
     """Squared real and imaginary parts of each frame's spectrum, interleaved: [B, T, 2 · bins].
 
     On a GPU the spectrum is one matrix product with the windowed `waves`: cuFFT takes 35 ms to plan for every new
-    number of frames, which is what dynamic batches keep giving it.
+    number of frames, which is what dynamic batches keep giving it. So it is in an exported graph: few runtimes have a
+    Fourier transform.
 
     Kaldi takes the mean off each frame, then pre-emphasises it: (x[n] − m) − a·(x[n−1] − m) = (x[n] − a·x[n−1]) −
     (1 − a)·m. So the whole waveform is pre-emphasised once, and no frame is copied more than once. A frame's first
@@ -177,27 +181,29 @@ def _power_spectrum(samples_BN: Tensor, window: Tensor, waves: Tensor) -> Tensor
     emphasised_BN = torch.cat([samples_BN[:, :1], samples_BN[:, 1:] - PRE_EMPHASIS * samples_BN[:, :-1]], dim=1)
     mean_BT1 = samples_BN.unfold(1, WINDOW_SAMPLES, HOP_SAMPLES).mean(dim=2, keepdim=True)
     frames = torch.sub(emphasised_BN.unfold(1, WINDOW_SAMPLES, HOP_SAMPLES), mean_BT1, alpha=1 - PRE_EMPHASIS)
-    if frames.is_cuda:
+    if frames.is_cuda or torch.compiler.is_exporting():
         return (frames @ waves).square()
     spectrum = torch.fft.rfft(frames.mul_(window), n=FFT_SAMPLES)
     return torch.view_as_real(spectrum).square().flatten(2)
 
 
-_CONSTANTS: dict[tuple[torch.device, int, bool], tuple[Tensor, Tensor, Tensor]] = {}
+_CONSTANTS: dict[tuple[torch.device, int, bool, torch.dtype], tuple[Tensor, Tensor, Tensor]] = {}
 
 
-def _constants(device: torch.device, mel_count: int, is_integer: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _constants(
+    device: torch.device, mel_count: int, is_integer: bool, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
     """The window, the mel filters and the windowed waves of the Fourier transform, made once a device.
 
     Scaling the window spares a pass over integer samples.
     """
-    key = (device, mel_count, is_integer)
+    key = (device, mel_count, is_integer, dtype)
     scale = INT16_SCALE if is_integer else 1.0
     if key not in _CONSTANTS:
         filters = np.repeat(mel_filters(mel_count), 2, axis=0)  # once for the real, once for the imaginary part
         window = _povey_window() * scale
         arrays = (window, filters, window[:, None] * fourier_waves())
-        first, second, third = (torch.from_numpy(array).float().to(device) for array in arrays)
+        first, second, third = (torch.from_numpy(array).to(dtype).to(device) for array in arrays)
         _CONSTANTS[key] = (first, second, third)
     return _CONSTANTS[key]
 

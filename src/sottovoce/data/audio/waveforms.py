@@ -177,6 +177,8 @@ def concatenate_features(parts: Sequence[Features]) -> Features:
 
 def _concatenate_padded(parts: Sequence[Tensor]) -> Tensor:
     """[U, T, …] of several, zero behind the shorter ones."""
+    if len({part.shape[1] for part in parts}) == 1:
+        return torch.cat(list(parts))
     whole = parts[0].new_zeros(sum(map(len, parts)), max(part.shape[1] for part in parts), *parts[0].shape[2:])
     first = 0
     for part in parts:

@@ -80,11 +80,18 @@ class PretrainedTokens(Tokens):
         return InputError("a text that the model's tokenizer cannot write")
 
     def decode(self, ids: Sequence[int]) -> str:
+        return normalise_text(self._write(ids), self.language)
+
+    def spell(self, joined: str, ids: Sequence[int]) -> str:
+        """With the model's capitals and punctuation: its pieces may be bytes, of which a letter takes several."""
+        written = self._write(ids).strip()
+        return written.lower() if self.upper else written
+
+    def _write(self, ids: Sequence[int]) -> str:
         assert all(0 < one <= self.size for one in ids), f"ids must be within 1 … {self.size}"
         # CTC's repeats are merged before: twice the same letter here is meant.
         options = {"group_tokens": False} if "group_tokens" in self._decode_options else {}
-        text = self._tokenizer.decode(self.to_theirs(ids), skip_special_tokens=True, **options)
-        return normalise_text(text, self.language)
+        return str(self._tokenizer.decode(self.to_theirs(ids), skip_special_tokens=True, **options))
 
     def pieces(self) -> list[str]:
         known = self._tokenizer.convert_ids_to_tokens(self.to_theirs(range(1, self.size + 1)))
@@ -112,6 +119,14 @@ class PretrainedTokens(Tokens):
     def __hash__(self) -> int:
         return hash((self.outputs, self.blank, self.end, self.digest))
 
+    def write_files(self, folder: Path) -> None:
+        """The tokenizer's own files, as they were read."""
+        for name, text in self.files:
+            if name not in (*TEXTS, *BINARIES):
+                raise InputError(f"tokens: {name!r} is no file of a tokenizer")
+            content = base64.b64decode(text.removeprefix(BASE64)) if text.startswith(BASE64) else text.encode()
+            (folder / name).write_bytes(content)
+
     @cached_property
     def digest(self) -> str:  # once: a tokenizer has megabytes
         return super().digest
@@ -120,11 +135,7 @@ class PretrainedTokens(Tokens):
     def _tokenizer(self) -> Any:
         transformers = import_extra("transformers", extra="hf", called="tokens of a pretrained model")
         with tempfile.TemporaryDirectory() as folder:
-            for name, text in self.files:
-                if name not in (*TEXTS, *BINARIES):
-                    raise InputError(f"tokens: {name!r} is no file of a tokenizer")
-                content = base64.b64decode(text.removeprefix(BASE64)) if text.startswith(BASE64) else text.encode()
-                (Path(folder) / name).write_bytes(content)
+            self.write_files(Path(folder))
             try:
                 return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
             except Exception as error:  # of many kinds, by tokenizer

@@ -51,6 +51,10 @@ class Tokens(ABC):
     def pieces(self) -> list[str]:
         """The text of every output of the model by its number; a piece that begins a word begins with a space."""
 
+    def spell(self, joined: str, ids: Sequence[int]) -> str:
+        """A word of the tokens `ids`, whose pieces are `joined`, as transcripts write it."""
+        return joined
+
     @abstractmethod
     def as_json(self) -> dict[str, object]:
         """All there is to know, for `tokens.json`."""

@@ -49,6 +49,7 @@ class SequentialEngine(InProcessEngine):
                 else:
                     yield self._load(planned, step)
 
+        self.weights.hold(self.weights.layout.held_at(step))
         with closing(prefetch(load())) as loading:
             for loaded in self._time_waits(loading):
                 yield loaded if isinstance(loaded, Dropped) else self._train_or_drop(server_P, loaded)

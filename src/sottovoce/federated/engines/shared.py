@@ -88,6 +88,7 @@ class SharedEngine(InProcessEngine):
         self._flat_P = layout.zeros(device=device, dtype=dtype)
         self._parameters = {name: view.requires_grad_() for name, view in layout.views(self._flat_P).items()}
         self._rows: dict[int, Parameters] = {}
+        self._held: tuple[str, ...] = ()
         if faster is not None and self._stacked is None:
             self._context = replace(self._context, family=faster(self._parameters))
 
@@ -96,6 +97,7 @@ class SharedEngine(InProcessEngine):
     ) -> Iterator[Trained | JointlyTrained | Dropped]:
         with torch.no_grad():
             self._flat_P.copy_(server_P)
+        self._held = self._layout.held_at(step)
         members, dropped = self._plan_cohort(cohort, positions, step)
         yield from dropped
         # Neighbours are about as long; the largest first: what the memory does not hold shows at once.
@@ -227,6 +229,7 @@ class SharedEngine(InProcessEngine):
         for view, gradient in zip(self._layout.views(flat).values(), gradients, strict=True):
             if gradient is not None:
                 view.copy_(gradient)
+        self._layout.clear(flat, self._held)
         return flat
 
 

@@ -24,7 +24,7 @@ from sottovoce.data.audio.waveforms import concatenate_features
 from sottovoce.data.loading import prefetch
 from sottovoce.federated.client import ClientContext, LoadedClient, PlannedClient, gradients_of
 from sottovoce.federated.engines.engine import Dropped, InProcessEngine, Trained
-from sottovoce.federated.weighting import ClientFigures, last_epoch, measured_wer
+from sottovoce.federated.weighting import ClientFigures, last_epoch, measured_wer, weighs_by_wer
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Stacked, StepDraws, augment_features, stacking_obstacle
 from sottovoce.optimisers.weights import Weights
@@ -74,10 +74,12 @@ class StackedEngine(InProcessEngine):
         self._layout, self._stacked = layout, stacked or context.family.stacking.stacked
         self.size = size or fitting_size(self._stacked, context, layout, device)
         self._weights: dict[int, Weights] = {}
+        self._held: tuple[str, ...] = ()
 
     def train(
         self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
     ) -> Iterator[Trained | Dropped]:
+        self._held = self._layout.held_at(step)
         members, dropped = self._plan_cohort(cohort, positions, step)
         yield from dropped
         with closing(prefetch(self._load_stacks(self._groups(members), step), depth=1)) as loading:
@@ -189,6 +191,7 @@ class StackedEngine(InProcessEngine):
             self._weights[count] = Weights(
                 self._layout, self._context.local.built_optimiser(), device=self._device, dtype=self._dtype, rows=count
             )
+        self._weights[count].hold(self._held)
         return self._weights[count]
 
     def _weighed_by(self, stack: _Stack, losses_N: Tensor, by_step: list[Tensor]) -> list[float] | list[None]:
@@ -204,9 +207,9 @@ class StackedEngine(InProcessEngine):
                 return [None] * len(stack.members)
 
     def _figures(self, stack: _Stack, weights: Weights, losses: Sequence[float | None]) -> tuple[ClientFigures, ...]:
-        figures = []
+        figures, wanted = [], weights.working if weighs_by_wer(self._context) else {}
         for row, (member, loss) in enumerate(zip(stack.members, losses, strict=True)):
-            own = {name: stacked[row] for name, stacked in weights.working.items()}
+            own = {name: stacked[row] for name, stacked in wanted.items()}
             wer = measured_wer(own, member.client, self._context, device=self._device)
             figures.append(ClientFigures(member.utterances, member.seconds, loss, wer, left_out=member.speech.left_out))
         return tuple(figures)

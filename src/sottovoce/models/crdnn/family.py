@@ -32,6 +32,7 @@ from sottovoce.models.crdnn.graphs import (
     recorded_encoder,
 )
 from sottovoce.models.crdnn.network import Encoded, encode
+from sottovoce.models.crdnn.onnx import EXPORT
 from sottovoce.models.crdnn.settings import (
     POOLING,
     SIZES,
@@ -341,4 +342,5 @@ FAMILY = Family(
     ),
     training=Training(adjust_draws=adjust_draws, statistics=running_statistics, accelerate=accelerate),
     inspection=Inspection(measure=measure, validation=CROSS_ENTROPY),
+    export=EXPORT,
 )

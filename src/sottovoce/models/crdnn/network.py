@@ -37,11 +37,25 @@ class Encoded(NamedTuple):
 
 def encode(parameters: Parameters, features: Features, *, settings: Settings, training: bool = False) -> Encoded:
     """In training, dropout draws from torch's own generator (`seeded_kernels`), and batch-norm uses the batch."""
-    weights = with_corrections(parameters)
-    dropout = settings.dropout if training else 0.0
-    features_UTF = features.features_UTF.to(weights["ctc.weight"].dtype)
+    features_UTF = features.features_UTF
     lengths_U = step_lengths(features.frames_U, features_UTF.shape[1], settings)
     ends_U = None if settings.as_released else _ends(features.frames_U, features_UTF)
+    return encode_frames(parameters, features_UTF, lengths_U, ends_U=ends_U, settings=settings, training=training)
+
+
+def encode_frames(
+    parameters: Parameters,
+    features_UTF: Tensor,
+    lengths_U: Tensor,
+    *,
+    ends_U: Tensor | None,
+    settings: Settings,
+    training: bool = False,
+) -> Encoded:
+    """The same of frames whose encoder steps are `lengths_U`; `ends_U` is where utterances end within the batch."""
+    weights = with_corrections(parameters)
+    dropout = settings.dropout if training else 0.0
+    features_UTF = features_UTF.to(weights["ctc.weight"].dtype)
     x_UTD = convolve(weights, features_UTF, ends_U, settings=settings, dropout=dropout)
     own_U = torch.full_like(lengths_U, x_UTD.shape[1]) if settings.as_released else lengths_U.clamp(min=1)
     own_U = own_U.to(x_UTD.device, non_blocking=True)
@@ -106,7 +120,7 @@ class _Reflect(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_UCTF: Tensor, ends_U: Tensor) -> Tensor:
         found = F.pad(x_UCTF, BORDER, mode="reflect")
-        rows_U = torch.arange(len(x_UCTF), device=x_UCTF.device)
+        rows_U = torch.arange(x_UCTF.shape[0], device=x_UCTF.device)
         found[rows_U, :, ends_U + 1] = found[rows_U, :, (ends_U - 2).clamp(min=0) + 1]
         ctx.save_for_backward(rows_U, ends_U)
         ctx.like = x_UCTF.shape, x_UCTF.stride()

@@ -1,6 +1,8 @@
-"""The feature extractors of pretrained Hugging Face speech models, batched, on the samples' device, in float32.
+"""The feature extractors of pretrained Hugging Face speech models, batched, on the samples' device, given in float32.
 
 Each gives what the class of that name in transformers gives for every utterance alone, whatever else is in the batch.
+Each computes in the precision of that class: Seamless in float64, the others in float32. A transform's rounding is of
+the size of the loudest bin, and the logarithm of a silent filter shows it.
 They need nothing of transformers: settings come from a model's `preprocessor_config.json`, defaults are that class's.
 Utterances of too few frames for a deviation become zeros, where theirs become NaN or stop.
 
@@ -62,7 +64,8 @@ def extract_pretrained(samples_UN: Tensor, lengths_U: Tensor, *, processor: Mapp
     assert samples_UN.dim() == 2, f"samples must be [U, N], got {tuple(samples_UN.shape)}"
     assert samples_UN.dtype == torch.float32, f"float32 samples expected, got {samples_UN.dtype}"
     assert not lengths_U.is_cuda, "lengths must be on the host: reading them there must not wait for the device"
-    assert bool((lengths_U <= samples_UN.shape[1]).all()), "an utterance is longer than its row"
+    is_inside = torch.compiler.is_exporting() or bool((lengths_U <= samples_UN.shape[1]).all())
+    assert is_inside, "an utterance is longer than its row"
     kind = processor.get("feature_extractor_type")
     if not isinstance(kind, str) or kind not in _EXTRACTORS:
         raise InputError(f"preprocessor: feature_extractor_type={kind!r}, expected one of {', '.join(_EXTRACTORS)}")
@@ -88,18 +91,24 @@ def _stacked_filterbanks(samples_UN: Tensor, lengths_U: Tensor, processor: Mappi
     Theirs are our own filterbanks of samples that were not scaled down, with the same floor. The last frame of an odd
     number is in the features, beside one of padding, but is not counted: their attention mask looks at the second.
     """
-    if (stride := processor.get("stride", SEAMLESS_STRIDE)) != SEAMLESS_STRIDE:
-        raise InputError(f"preprocessor: stride={stride!r}, expected {SEAMLESS_STRIDE}")
     mel_count = _whole(processor, "num_mel_bins", default=80)
     device_lengths_U = lengths_U.to(samples_UN.device, non_blocking=True)
-    features_UTF, _ = log_mel(samples_UN * INT16_SCALE, device_lengths_U, mel_count=mel_count)
-    frames_U = frame_lengths(lengths_U)
+    features_UTF, _ = log_mel(samples_UN * INT16_SCALE, device_lengths_U, mel_count=mel_count, dtype=torch.float64)
+    features_UTF = features_UTF.float()  # theirs are rounded here too
+    return stack_filterbanks(features_UTF, frame_lengths(lengths_U), processor)
+
+
+def stack_filterbanks(features_UTF: Tensor, frames_U: Tensor, processor: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The same from filterbanks on: normalised, two frames to one."""
+    if (stride := processor.get("stride", SEAMLESS_STRIDE)) != SEAMLESS_STRIDE:
+        raise InputError(f"preprocessor: stride={stride!r}, expected {SEAMLESS_STRIDE}")
+    mel_count = features_UTF.shape[2]
     mask_UT1 = _mask(features_UTF, frames_U, features_UTF.shape[1])[:, :, None]
     centred_UTF, variance_U1F = _centre(features_UTF, mask_UT1, lost=1)
     padding_value = _padding_value(processor)
     normalised_UTF = (centred_UTF / (variance_U1F + VARIANCE_FLOOR).sqrt()).where(mask_UT1, padding_value)
     even_UTF = pad(normalised_UTF, (0, 0, 0, normalised_UTF.shape[1] % 2), value=padding_value)
-    return even_UTF.reshape(len(even_UTF), even_UTF.shape[1] // 2, 2 * mel_count), frames_U // 2
+    return even_UTF.reshape(even_UTF.shape[0], even_UTF.shape[1] // 2, 2 * mel_count), frames_U // 2
 
 
 def _whole_windows(samples_UN: Tensor, lengths_U: Tensor, processor: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -127,7 +136,7 @@ def _whole_windows(samples_UN: Tensor, lengths_U: Tensor, processor: Mapping[str
     log_UTF = power_UTF.clamp_min_(WHISPER_LEAST_POWER).log10_()
     log_UTF = log_UTF.maximum(log_UTF.amax((1, 2), keepdim=True) - WHISPER_DECADES)
     frames_U = (lengths_U + settings.hop_samples - 1) // settings.hop_samples
-    return (log_UTF + 4.0) / 4.0, frames_U.clamp_max(frames)
+    return ((log_UTF + 4.0) / 4.0).contiguous(), frames_U.clamp_max(frames)
 
 
 def _guarded_log_mel(samples_UN: Tensor, lengths_U: Tensor, processor: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -147,7 +156,7 @@ def _guarded_log_mel(samples_UN: Tensor, lengths_U: Tensor, processor: Mapping[s
     frames_U = lengths_U // settings.hop_samples  # so that the last frame of the longest counts for none
     mask_UT1 = _mask(samples_UN, frames_U, frames)[:, :, None]
     centred_UTF, variance_U1F = _centre((power_UTF + PARAKEET_LOG_GUARD).log_(), mask_UT1, lost=1)
-    return centred_UTF / (variance_U1F.sqrt() + PARAKEET_DEVIATION_FLOOR), frames_U
+    return (centred_UTF / (variance_U1F.sqrt() + PARAKEET_DEVIATION_FLOOR)).contiguous(), frames_U
 
 
 _EXTRACTORS: dict[str, Extractor] = {
@@ -175,38 +184,40 @@ def _centre(features_UTF: Tensor, mask_UT1: Tensor, *, lost: int) -> tuple[Tenso
 def _mel_power(samples_UN: Tensor, settings: MelSettings, *, frames: int, pad_mode: str) -> Tensor:
     """Power in each mel filter of the first `frames` frames, whose middles are 0, hop, 2·hop ...: [U, T, F].
 
-    On a GPU the spectrum is one matrix product, as in `sottovoce.data.audio.features`: cuFFT plans anew for every
-    number of frames.
+    On a processor this is theirs step by step, in float32, with their roundings. On a GPU, and in an exported graph,
+    the spectrum is one matrix product, as in `sottovoce.data.audio.features` (cuFFT plans anew for every number of
+    frames), whose rounding would be larger than theirs: there it is float64's.
     """
-    window_K, waves_K2B, filters_BF = _constants(settings, samples_UN.device)
+    window_K, waves_K2B, filters_FB = _constants(settings, samples_UN.device)
     half = settings.fft_samples // 2
     frames_UTK = pad(samples_UN, (half, half), mode=pad_mode).unfold(1, settings.fft_samples, settings.hop_samples)
     frames_UTK = frames_UTK[:, :frames]
-    if samples_UN.is_cuda:
-        spectrum_UTB = torch.view_as_complex((frames_UTK @ waves_K2B).view(*frames_UTK.shape[:2], half + 1, 2))
-    else:
-        spectrum_UTB = torch.fft.rfft(frames_UTK * window_K)
-    return torch.view_as_real(spectrum_UTB).square().sum(3) @ filters_BF
+    if samples_UN.is_cuda or torch.compiler.is_exporting():
+        parts_UTB2 = (frames_UTK.double() @ waves_K2B).view(*frames_UTK.shape[:2], half + 1, 2)
+        return (filters_FB.double() @ parts_UTB2.square().sum(3).mT).mT.float()
+    spectrum_UTB = torch.fft.rfft(frames_UTK * window_K)
+    # They take the root and square it again. Time lies innermost, so that sums over it are rounded as theirs are too.
+    power_UTB = torch.view_as_real(spectrum_UTB).square().sum(3).sqrt().square()
+    return (filters_FB @ power_UTB.mT).mT
 
 
 @cache
 def _constants(settings: MelSettings, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The window, the windowed waves of the Fourier transform (interleaved) and the mel filters, once a device.
+    """The window, the windowed waves of the Fourier transform (interleaved, float64), the mel filters; once a device.
 
-    They are made in float64 on the host, which not every device has, and rounded once.
+    The window is float32's own, as theirs is.
     """
     size = settings.fft_samples
     missing = size - settings.window_samples
     if missing < 0:
         raise InputError(f"preprocessor: win_length={settings.window_samples}, expected at most n_fft={size}")
-    hann = torch.hann_window(settings.window_samples, periodic=settings.is_periodic, dtype=torch.float64)
+    hann = torch.hann_window(settings.window_samples, periodic=settings.is_periodic, dtype=torch.float32)
     window_K = pad(hann, (missing // 2, missing - missing // 2))
     steps = torch.outer(torch.arange(size), torch.arange(size // 2 + 1)) % size  # whole turns taken off exactly
     turns_KB = steps.double() * (2.0 * math.pi / size)
     waves_K2B = torch.stack([turns_KB.cos(), -turns_KB.sin()], dim=2).flatten(1) * window_K[:, None]
-    filters_BF = slaney_filters(settings.mel_count, fft_samples=size)
-    first, second, third = (constant.float().to(device) for constant in (window_K, waves_K2B, filters_BF))
-    return first, second, third
+    filters_FB = slaney_filters(settings.mel_count, fft_samples=size).mT.contiguous().float()
+    return window_K.to(device), waves_K2B.to(device), filters_FB.to(device)
 
 
 def slaney_filters(mel_count: int, *, fft_samples: int) -> Tensor:

@@ -14,7 +14,7 @@ from sottovoce.base.errors import InputError
 from sottovoce.data.audio.waveforms import Features, pad_waveforms
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.models.family import Family, Parameters
-from sottovoce.models.huggingface.network import build_network
+from sottovoce.models.huggingface.network import MERGED, build_network
 from sottovoce.models.huggingface.settings import Settings
 from sottovoce.models.trainable import Trainable
 
@@ -34,7 +34,9 @@ def check_can_be_trained(family: Family[Settings, int], settings: Settings, part
         for name, tensor in part.initial.items()
     }
     both = _noise(family, settings, TRIED_SECONDS, generator)
-    _check_padding(family, settings, part.frozen.with_trained(tried), both)
+    whole = part.frozen.with_trained(tried)
+    _check_padding(family, settings, whole, both)
+    _check_buffers_stay(family, settings, whole, both)
     _check_every_tensor_moves(family, settings, part, tried, both)
 
 
@@ -66,9 +68,10 @@ def _check_padding(family: Family[Settings, int], settings: Settings, parameters
 def _check_every_tensor_moves(
     family: Family[Settings, int], settings: Settings, part: Trainable, tried: dict[str, Tensor], both: Features
 ) -> None:
-    buffers = {name: own.clone() for name, own in build_network(settings).module.named_buffers() if own is not None}
     leaves = {name: tensor.requires_grad_() for name, tensor in tried.items()}
-    loss = family.loss(part.frozen.with_trained(leaves), both, settings=settings, draws=0)
+    whole = part.frozen.with_trained(leaves)
+    # Without dropout, which may leave out any layer.
+    loss = family.loss(whole, both, settings=settings, draws=None)
     gradients: Sequence[Tensor | None] = [None] * len(leaves)
     if loss.requires_grad:
         gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
@@ -78,6 +81,17 @@ def _check_every_tensor_moves(
             f"model: {len(dead)} of {len(leaves)} trained tensors do not move, {dead[0]!r} the first: no gradient "
             "reaches them, and with noise they would be noise alone; expected them not to be trained"
         )
-    for name, own in build_network(settings).module.named_buffers():
-        if own is not None and not torch.equal(own, buffers[name]):
+
+
+def _check_buffers_stay(
+    family: Family[Settings, int], settings: Settings, parameters: Parameters, both: Features
+) -> None:
+    is_merged = settings.kind in MERGED
+    corrected = frozenset(name.removesuffix(".lora_a") for name in parameters if name.endswith(".lora_a"))
+    called = build_network(settings, frozenset() if is_merged else corrected, training=settings.dropout).module
+    before = {name: own.clone() for name, own in called.named_buffers() if own is not None}
+    with torch.no_grad():
+        family.loss(parameters, both, settings=settings, draws=0)
+    for name, own in called.named_buffers():
+        if own is not None and not torch.equal(own, before[name]):
             raise InputError(f"model: training changes the buffer {name!r}, which would leave clients unclipped")

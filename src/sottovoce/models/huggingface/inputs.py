@@ -22,29 +22,49 @@ MOONSHINE_STRIDE = 64 * 3 * 2
 
 def extract_features(recordings: Waveforms, *, settings: Settings, dtype: torch.dtype) -> Features:
     """The model's own features, with `silence_seconds` before and after every utterance."""
-    silence = round(settings.silence_seconds * SAMPLE_RATE)
-    samples_UN = torch.nn.functional.pad(as_float(recordings.padded_UN), (silence, silence))
-    lengths_U = recordings.lengths_U.cpu()
+    found_UTF, frames_U = extract_lines(as_float(recordings.padded_UN), recordings.lengths_U.cpu(), settings)
+    return Features(found_UTF.to(dtype), frames_U, recordings.tokens_UL, recordings.token_lengths_U)
+
+
+def extract_lines(samples_UN: Tensor, lengths_U: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
+    """The same of floats in lines, with lengths on the host: features [U, T, F] and their frames [U]."""
+    silence = silence_samples(settings)
+    samples_UN = torch.nn.functional.pad(samples_UN, (silence, silence))
     inside_UN = torch.arange(samples_UN.shape[1]) < (lengths_U + silence)[:, None]
     samples_UN = samples_UN.where(inside_UN.to(samples_UN.device, non_blocking=True), 0.0)
     found_UTF, frames_U = extract_pretrained(samples_UN, lengths_U + 2 * silence, processor=settings.of_processor)
     if settings.kind == "whisper":  # takes whole windows, whatever is in them
         frames_U = torch.full_like(frames_U, found_UTF.shape[1])
-    return Features(found_UTF.to(dtype), frames_U, recordings.tokens_UL, recordings.token_lengths_U)
+    return found_UTF, frames_U
+
+
+def silence_samples(settings: Settings) -> int:
+    return round(settings.silence_seconds * SAMPLE_RATE)
 
 
 def network_inputs(
     features_UTF: Tensor, frames_U: Tensor, settings: Settings
 ) -> tuple[dict[str, Tensor], Tensor | None, Tensor]:
     """What the network takes, the frames that its group norms look at (None: all), and frames that come out (host)."""
-    kind, frames_U = settings.kind, frames_U.cpu()
+    frames_U = frames_U.cpu()
+    if bool((frames_U == features_UTF.shape[1]).all()):  # no mask to look at
+        return _plain_inputs(features_UTF, settings), None, output_frames(frames_U, settings)
+    return masked_inputs(features_UTF, frames_U, settings)
+
+
+def _plain_inputs(features_UTF: Tensor, settings: Settings) -> dict[str, Tensor]:
+    if settings.kind in RAW:
+        return {"input_values": features_UTF[:, :, 0]}
+    return {"input_features": features_UTF.mT if settings.kind == "whisper" else features_UTF}
+
+
+def masked_inputs(
+    features_UTF: Tensor, frames_U: Tensor, settings: Settings
+) -> tuple[dict[str, Tensor], Tensor | None, Tensor]:
+    """The same with a mask, whether it is needed or not: nothing depends on what the lengths are."""
+    kind, inputs = settings.kind, _plain_inputs(features_UTF, settings)
     out_U = output_frames(frames_U, settings)
     if kind == "whisper":
-        return {"input_features": features_UTF.mT}, None, out_U
-    full = bool((frames_U == features_UTF.shape[1]).all())
-    name, given_UT = ("input_values", features_UTF[:, :, 0]) if kind in RAW else ("input_features", features_UTF)
-    inputs = {name: given_UT}
-    if full:  # no mask to look at
         return inputs, None, out_U
     # Moonshine takes every 384th of a mask for its frames: so many ones that those are the frames that are left.
     counted_U = out_U * MOONSHINE_STRIDE if kind == "moonshine" else frames_U
@@ -105,11 +125,18 @@ def _convolved(frames_U: Tensor, kernel: int, stride: int) -> Tensor:
 
 def feature_frames(samples: int, settings: Settings) -> int:
     """About how many frames of features so many samples give."""
-    whole = samples + 2 * round(settings.silence_seconds * SAMPLE_RATE)
+    whole = samples + 2 * silence_samples(settings)
     if settings.kind in RAW:
         return whole
     hop = settings.of_processor.get("hop_length", 160) * settings.of_processor.get("stride", 1)
     return whole // int(hop)
+
+
+def window_samples(settings: Settings) -> int | None:
+    """The longest utterance that the model takes; None where there is no limit."""
+    if settings.kind != "whisper":
+        return None
+    return int(settings.of_processor.get("chunk_length", 30)) * SAMPLE_RATE - 2 * silence_samples(settings)
 
 
 def samples_per_frame(settings: Settings) -> int:

@@ -30,9 +30,12 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(x, weight, bias)
     clients = len(weight) if weight.dim() == 3 else len(bias) if bias is not None else 1
     x_NMI = _by_client(x, clients).flatten(1, -2)
-    y_NMO = x_NMI @ weight.mT
-    if bias is not None:
-        y_NMO = y_NMO + (bias if bias.dim() == 1 else bias[:, None])
+    if bias is None:
+        y_NMO = x_NMI @ weight.mT
+    elif weight.dim() == 3:
+        y_NMO = torch.baddbmm(bias.expand(clients, -1)[:, None], x_NMI, weight.mT)
+    else:
+        y_NMO = x_NMI @ weight.mT + bias[:, None]
     return y_NMO.view(*x.shape[:-1], -1)
 
 
@@ -52,16 +55,21 @@ def _scale_by_client(x: Tensor, weight_ND: Tensor, bias_ND: Tensor | None) -> Te
 
 
 class ClientConv1d(nn.Conv1d):
+    """With a kernel of one it is a product, which is faster and, where its weights are frozen, keeps no inputs."""
+
     def forward(self, x_BCT: Tensor) -> Tensor:
+        if self.kernel_size == self.stride == (1,) and self.padding == (0,) and self.groups == 1:
+            return _linear(x_BCT.mT, self.weight[..., 0], self.bias).mT
         if self.weight.dim() == 3:
             return super().forward(x_BCT)
-        clients, outputs = len(self.weight), self.weight.shape[1]
-        x_NBCT = _by_client(x_BCT, clients)
+        x_NBCT = _by_client(x_BCT, len(self.weight))
+        if self.groups == 1 and self.dilation == (1,) and isinstance(self.padding, tuple):
+            return self._multiply(x_NBCT, padding=self.padding[0])
         # Clients become groups of one convolution.
-        grouped = x_NBCT.transpose(0, 1).flatten(1, 2)
+        clients, outputs = self.weight.shape[:2]
         bias = None if self.bias is None else self.bias.expand(clients, outputs).reshape(-1)
         found = functional.conv1d(
-            grouped,
+            x_NBCT.transpose(0, 1).flatten(1, 2),
             self.weight.flatten(0, 1),
             bias,
             self.stride,
@@ -70,6 +78,15 @@ class ClientConv1d(nn.Conv1d):
             clients * self.groups,
         )
         return found.view(-1, clients, outputs, found.shape[-1]).transpose(0, 1).flatten(0, 1)
+
+    def _multiply(self, x_NBCT: Tensor, *, padding: int) -> Tensor:
+        """As products of all windows: GPUs are slow at convolutions of many groups, above all backwards."""
+        (kernel,), (stride,) = self.kernel_size, self.stride
+        windows_NBCTK = functional.pad(x_NBCT, (padding, padding)).unfold(-1, kernel, stride)
+        clients, lines, _, frames, _ = windows_NBCTK.shape
+        windows_NBTI = windows_NBCTK.transpose(2, 3).reshape(clients, lines * frames, -1)
+        y_NBTO = _linear(windows_NBTI, self.weight.flatten(2), self.bias)
+        return y_NBTO.view(clients * lines, frames, -1).mT
 
 
 class ClientEmbedding(nn.Embedding):

@@ -10,15 +10,15 @@ Shapes: B utterances, T frames, F features, V outputs, L tokens, D width.
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from threading import RLock
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.importing import import_extra
@@ -26,6 +26,7 @@ from sottovoce.base.seeds import seeded_kernels
 from sottovoce.models.family import Parameters
 from sottovoce.models.huggingface.folder import CLASSES
 from sottovoce.models.huggingface.layers import MaskedGroupNorm, adapt_layers, add_low_rank
+from sottovoce.models.huggingface.recompute import Scope, recompute_layers
 from sottovoce.models.huggingface.settings import Settings, find_weights
 from sottovoce.models.trainable import with_corrections
 
@@ -50,12 +51,17 @@ class EncoderCtc(nn.Module):
         return self.output(self.encoder(**inputs).last_hidden_state)
 
 
-def _configure(settings: Settings) -> Any:
-    """Their configuration, without what they would draw for themselves in training."""
-    content = json.loads(settings.config)
+def describe_config(settings: Settings) -> dict[str, Any]:
+    """The model's config.json; with a new head, that of the model with it."""
+    content: dict[str, Any] = json.loads(settings.config)
     if settings.head == "ctc" and settings.kind in CLASSES and "decoder_start_token_id" not in content:
         content |= {"vocab_size": settings.tokens, "pad_token_id": 0}
-    made = import_transformers().CONFIG_MAPPING[settings.kind].from_dict(content)
+    return content
+
+
+def _configure(settings: Settings) -> Any:
+    """Their configuration, without what they would draw for themselves in training."""
+    made = import_transformers().CONFIG_MAPPING[settings.kind].from_dict(describe_config(settings))
     # A file leaves out what is at its default, which is not always zero.
     return type(made).from_dict(_switch_off(made.to_dict(), keep_dropout=settings.dropout))
 
@@ -89,7 +95,7 @@ def load_pretrained(settings: Settings, *, generator: torch.Generator) -> dict[s
     """Parameters and kept statistics with the values of the model's files; only a new head is drawn."""
     folder, transformers = find_weights(settings), import_transformers()
     config, seed = _configure(settings), int(torch.randint(2**62, (1,), generator=generator))
-    with seeded_kernels(seed, device=CPU), _quiet(transformers):
+    with seeded_kernels(seed, device=CPU), quiet(transformers):
         loaded, info = getattr(transformers, CLASSES[settings.kind]).from_pretrained(
             folder.path,
             config=config,
@@ -100,12 +106,26 @@ def load_pretrained(settings: Settings, *, generator: torch.Generator) -> dict[s
             output_loading_info=True,
         )
         module = _with_head(loaded, settings, config)
-    if settings.head is None and (missing := sorted(info["missing_keys"])):
+    unlike = [one if isinstance(one, str) else one[0] for one in (*info["missing_keys"], *info["mismatched_keys"])]
+    missing = sorted(name for name in unlike if settings.head is None or name.split(".")[0] not in _HEADS)
+    if missing:
         raise InputError(f"{folder.path}: its files have no {missing[0]!r}: they are of another model")
-    return {name: tensor.detach().clone() for name, tensor in _named_tensors(module).items()}
+    tensors = {name: tensor.detach().clone() for name, tensor in _named_tensors(module).items()}
+    return tensors if settings.head is None else tensors | _draw_head(tensors, generator=generator)
 
 
-class _quiet:
+def _draw_head(tensors: Parameters, *, generator: torch.Generator) -> dict[str, Tensor]:
+    """A new output layer, whatever the files have in its place: its outputs are for other tokens."""
+    drawn = {}
+    for name, tensor in tensors.items():
+        if name.split(".")[0] in _HEADS:
+            width = tensor[0].numel() if tensor.dim() > 1 else 0
+            limit = 0.0 if width == 0 else width**-0.5
+            drawn[name] = torch.empty(tensor.shape).uniform_(-limit, limit, generator=generator)
+    return drawn
+
+
+class quiet:
     """Their notes on what was loaded are ours to make."""
 
     def __init__(self, transformers: Any) -> None:
@@ -132,6 +152,18 @@ def _named_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **statistics}
 
 
+@contextmanager
+def _calling(lock: RLock, *, quiet: bool) -> Iterator[None]:
+    """One call at a time, since a module is shared.
+
+    `quiet`: WavLM hands torch's attention a mask of another type than its positions, and torch warns of it every time.
+    """
+    with lock, warnings.catch_warnings() if quiet else nullcontext():
+        if quiet:
+            warnings.filterwarnings("ignore", message="Support for mismatched")
+        yield
+
+
 @dataclass(frozen=True, eq=False)
 class Network:
     """A network without parameters of its own. `shapes` has all tensors, `trainable` those that may be trained."""
@@ -139,12 +171,26 @@ class Network:
     module: nn.Module
     shapes: Mapping[str, tuple[int, ...]]
     trainable: tuple[str, ...]
+    scope: Scope  # of calls
+
+
+def build_network(
+    settings: Settings,
+    corrected: frozenset[str] = frozenset(),
+    *,
+    training: bool = False,
+    recompute: bool = False,
+) -> Network:
+    """The network of `settings`, with low-rank corrections of the layers `corrected`.
+
+    `recompute`: its layers are computed again on the way back.
+    """
+    return _build(settings, corrected, training, recompute)  # one network, however this is called
 
 
 @cache
-def build_network(settings: Settings, corrected: frozenset[str] = frozenset(), *, training: bool = False) -> Network:
-    """The network of `settings`, with low-rank corrections of the layers `corrected`."""
-    with seeded_kernels(0, device=CPU), _quiet(import_transformers()):
+def _build(settings: Settings, corrected: frozenset[str], training: bool, recompute: bool) -> Network:
+    with seeded_kernels(0, device=CPU), quiet(import_transformers()):
         module = _make(settings)
     tensors = _named_tensors(module)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
@@ -157,7 +203,10 @@ def build_network(settings: Settings, corrected: frozenset[str] = frozenset(), *
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             layer.eval()
     module.requires_grad_(False)
-    return Network(module, shapes, trainable)
+    scope = partial(_calling, RLock(), quiet=settings.kind == "wavlm")
+    if recompute:
+        recompute_layers(module, scope=scope, draws=training)
+    return Network(module, shapes, trainable, scope)
 
 
 def _forget_values(module: nn.Module) -> None:
@@ -169,20 +218,7 @@ def _forget_values(module: nn.Module) -> None:
                 layer._parameters[name] = blank.setdefault(id(p), nn.Parameter(p.to("meta"), requires_grad=False))
 
 
-class Call(nn.Module):
-    """What is called of a network: the network itself, its encoder, or its own decoding (`generate`)."""
-
-    def __init__(self, network: nn.Module, method: str) -> None:
-        super().__init__()
-        self.network, self.method = network, method
-
-    def forward(self, **inputs: Any) -> Any:
-        network: Any = self.network
-        if self.method == "generate":
-            return network.generate(**inputs)
-        if self.method == "encode":
-            return _encoder(network)(**inputs).last_hidden_state
-        return network(**inputs)
+Method = str | Callable[..., Any]
 
 
 def _encoder(network: Any) -> Any:
@@ -194,19 +230,69 @@ def _encoder(network: Any) -> Any:
     return getattr(network, "encoder", None) or getattr(network, network.base_model_prefix)
 
 
+class Slot(NamedTuple):
+    """A place in a module for a tensor, the tensor's name, and what lies there between calls."""
+
+    owner: dict[str, Any]  # a layer's parameters, or its buffers
+    key: str
+    name: str
+    empty: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedNetwork:
+    """A network, its slots, and buffers that are no parameters (positions, say) on the device of its calls."""
+
+    module: Any
+    slots: tuple[Slot, ...]
+    buffers: Mapping[str, Tensor]
+    norms: tuple[Slot, ...]  # of the frames that group norms look at
+    scope: Scope
+
+    @contextmanager
+    def holding(self, parameters: Parameters, norm_frames_B: Tensor | None) -> Iterator[None]:
+        """Within this scope the module has these parameters.
+
+        As `torch.func.functional_call`, which looks for all tensors anew and costs the host a third of a small step.
+        """
+        given = {**self.buffers, **parameters}
+        with self.scope():
+            try:
+                for owner, key, name, empty in self.slots:
+                    owner[key] = given.get(name, empty)  # a part of a network needs its own tensors alone
+                for owner, key, _, _ in self.norms:
+                    owner[key] = norm_frames_B
+                yield
+            finally:
+                for owner, key, _, empty in (*self.slots, *self.norms):
+                    owner[key] = empty
+
+
 @cache
-def _prepare_call(
-    settings: Settings, corrected: frozenset[str], training: bool, method: str, device: torch.device
-) -> tuple[nn.Module, Mapping[str, Tensor], tuple[str, ...]]:
-    """The module to call, buffers that are no parameters (positions, say) on the `device`, and its group norms."""
-    network = build_network(settings, corrected, training=training)
-    buffers = {
-        f"network.{name}": buffer.to(device)
-        for name, buffer in network.module.named_buffers()
-        if name not in network.shapes
-    }
-    norms = tuple(f"network.{name}" for name, m in network.module.named_modules() if isinstance(m, MaskedGroupNorm))
-    return Call(network.module, method), buffers, norms
+def _prepare(
+    settings: Settings, corrected: frozenset[str], training: bool, recompute: bool, device: torch.device
+) -> PreparedNetwork:
+    network = build_network(settings, corrected, training=training, recompute=recompute)
+    module = network.module
+    buffers = {name: own.to(device) for name, own in module.named_buffers() if name not in network.shapes}
+    norms = [f"{name}.frames_B" for name, layer in module.named_modules() if isinstance(layer, MaskedGroupNorm)]
+    first: dict[int, str] = {}  # tied tensors go by the first of their names
+    slots = []
+    for prefix, layer in module.named_modules():
+        for owner in (layer._parameters, layer._buffers):
+            for key, empty in owner.items():
+                name = f"{prefix}.{key}" if prefix else key
+                if empty is not None or name in norms:
+                    slots.append(
+                        Slot(owner, key, first.setdefault(id(empty), name) if empty is not None else name, empty)
+                    )
+    return PreparedNetwork(
+        module,
+        tuple(slot for slot in slots if slot.name not in norms),
+        buffers,
+        tuple(slot for slot in slots if slot.name in norms),
+        network.scope,
+    )
 
 
 def call_network(
@@ -216,27 +302,26 @@ def call_network(
     *,
     norm_frames_B: Tensor | None = None,
     training: bool = False,
-    method: str = "forward",
+    recompute: bool = False,
+    method: Method = "forward",
 ) -> Any:
-    """What the network makes of `inputs`; `norm_frames_B` are the frames that group norms look at, None for all."""
+    """What the network makes of `inputs`; `norm_frames_B` are the frames that group norms look at, None for all.
+
+    `method` is what is called of it: the network itself, its encoder (`encode`), its own decoding
+    (`generate`), or a function of it.
+    """
     if settings.kind in MERGED:
         parameters = with_corrections(parameters)
     corrected = frozenset(name.removesuffix(".lora_a") for name in parameters if name.endswith(".lora_a"))
-    first = next(iter(parameters.values()))
-    module, buffers, norms = _prepare_call(settings, corrected, training, method, first.device)
-    given = {f"network.{name}": tensor for name, tensor in parameters.items()}
-    if norm_frames_B is not None:
-        given |= {f"{name}.frames_B": norm_frames_B for name in norms}
-    with _without_warnings() if settings.kind == "wavlm" else nullcontext():
-        return functional_call(module, {**buffers, **given}, kwargs=dict(inputs))
-
-
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """WavLM hands torch's attention a mask of another type than its positions, of which torch warns at every call."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Support for mismatched")
-        yield
+    prepared = _prepare(settings, corrected, training, recompute, next(iter(parameters.values())).device)
+    with prepared.holding(parameters, norm_frames_B):
+        if not isinstance(method, str):
+            return method(prepared.module, **inputs)
+        if method == "generate":
+            return prepared.module.generate(**inputs)
+        if method == "encode":
+            return _encoder(prepared.module)(**inputs).last_hidden_state
+        return prepared.module(**inputs)
 
 
 # What is trained.

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 
 from sottovoce.base.errors import InputError
 from sottovoce.models.huggingface.folder import CTC, PretrainedFolder, as_json, open_folder
+from sottovoce.models.huggingface.pins import open_pinned, parse_pin
 from sottovoce.models.trainable import parse_part
 
 NAME = "huggingface"
@@ -22,7 +23,8 @@ class Options:
     """A pretrained model and the part of it that is trained.
 
     Args:
-        source: `from` in recipes: a folder, a name in $SOTTOVOCE_MODELS, or a name on the hub.
+        source: `from` in recipes: a folder, a name in $SOTTOVOCE_MODELS, a name on the hub, or NAME@sha256:DIGEST
+            (`pins`), which only the digest of its files decides.
         revision: of a model on the hub.
         train: `lora(r=8, targets=q_proj|v_proj)`, `head`, `norms`, `all`, or names as in `federation.trainable`.
         head: `ctc` puts a new output layer for this run's own tokens on the model's encoder; None takes its own.
@@ -48,16 +50,20 @@ class Options:
 
     @property
     def folder(self) -> PretrainedFolder:
+        if (pin := parse_pin(self.source)) is not None:
+            return open_pinned(pin)
         return open_folder(self.source, revision=self.revision)
 
     def settings(self, *, tokens: int) -> "Settings":
         folder = self.folder
         remember_folder(folder)
+        if self.head is None and not folder.writes_text:
+            raise InputError(f"model: from={self.source}: an encoder without an output layer; expected head: ctc")
         if self.head is None and tokens != (own := _outputs(folder) + (folder.config["model_type"] not in CTC)):
             tokens = own  # a recipe is checked before its tokens are there
         return Settings(
             tokens=tokens,
-            source=folder.path.name,
+            source=folder.name,
             digests=folder.digests,
             config=as_json(folder.config),
             processor=as_json(folder.processor),
@@ -135,6 +141,13 @@ _folders: dict[tuple[tuple[str, str], ...], PretrainedFolder] = {}
 
 def remember_folder(folder: PretrainedFolder) -> None:
     _folders[folder.digests] = folder
+
+
+def describe_origin(settings: Settings) -> dict[str, str]:
+    """The files that a model was made from: a name, a revision where it has one, and SHA-256 of every file."""
+    folder = _folders.get(settings.digests)
+    revision = {} if folder is None or folder.revision is None else {"revision": folder.revision}
+    return {"name": settings.source, **revision, **{f"sha256 of {name}": own for name, own in settings.digests}}
 
 
 def find_weights(settings: Settings) -> PretrainedFolder:

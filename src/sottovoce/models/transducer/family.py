@@ -20,6 +20,7 @@ from sottovoce.models.family import Family, Inspection, Parameters, Presentation
 from sottovoce.models.speech_lstm import FRONT_END, EncoderSettings, encode_features, encoder_shapes
 from sottovoce.models.trainable import with_corrections
 from sottovoce.models.transducer.network import SIZES, Settings, init, named_settings, parameter_shapes, predict
+from sottovoce.models.transducer.onnx import EXPORT
 from sottovoce.models.transducer.search import recognise_stream, search_transducer
 
 
@@ -116,4 +117,5 @@ FAMILY = Family(
         layer_count=attrgetter("layer_count"),
     ),
     inspection=Inspection(encode=encode_features),
+    export=EXPORT,
 )

@@ -38,6 +38,7 @@ from sottovoce.models.transformer.draws import Draws, StackDraws, draw, join_dra
 from sottovoce.models.transformer.features import extract_features
 from sottovoce.models.transformer.graphs import graphed_blocks
 from sottovoce.models.transformer.network import ClientRows, block, forward, run_blocks
+from sottovoce.models.transformer.onnx import EXPORT
 from sottovoce.models.transformer.positions import Cape
 from sottovoce.models.transformer.rows import ROW_MULTIPLE
 from sottovoce.models.transformer.settings import (
@@ -280,4 +281,5 @@ FAMILY = Family(
         layer_count=attrgetter("layers"),
     ),
     training=Training(accelerate=accelerate),
+    export=EXPORT,
 )

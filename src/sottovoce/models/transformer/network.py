@@ -28,7 +28,7 @@ from sottovoce.base.seeds import seeded_kernels
 from sottovoce.data.audio.features import normalise_features
 from sottovoce.models.ctc import log_softmax
 from sottovoce.models.family import Parameters
-from sottovoce.models.trainable import low_rank_names
+from sottovoce.models.low_rank import low_rank_names
 from sottovoce.models.transformer.draws import Draws, padded_output_frames
 from sottovoce.models.transformer.dropout import ClientDropout, DropoutDraws, client_dropout, relu_dropout
 from sottovoce.models.transformer.linear import LowRank, Matrix, attend_segments, layer_norm, linear
@@ -206,7 +206,7 @@ def forward(
         moved = None if draws is None else draws.positions
         positions_BT = cape_positions(device_lengths_B, frames=frames, seconds_per_frame=SECONDS_PER_FRAME, draws=moved)
     else:
-        positions_BT = plain_positions(frames, device=device).expand(len(lengths_B), frames)
+        positions_BT = plain_positions(frames, device=device).expand(lengths_B.shape[0], frames)
     dtype = parameters["conv.weight"].dtype
     in_lengths_B = lengths_B.to(device, non_blocking=True)
     if settings.as_released:

@@ -1,5 +1,7 @@
 """An invitation as sentences that a person can accept or refuse."""
 
+from sottovoce.models.base_files import BaseModelName
+from sottovoce.network.client_recipe import base_model_of
 from sottovoce.network.invitation import Invitation
 from sottovoce.network.secure_sum.words import epsilon_for_server
 from sottovoce.privacy.accounting import epsilon
@@ -7,7 +9,7 @@ from sottovoce.privacy.events import poisson_release
 from sottovoce.privacy.guarantee import format_epsilons
 from sottovoce.privacy.membership_odds import strength_of
 from sottovoce.privacy.plan import Plan
-from sottovoce.privacy.settings import Mode, Weighting
+from sottovoce.privacy.settings import Mode, PrivacySettings, Weighting
 
 
 def describe_invitation(invitation: Invitation) -> list[str]:
@@ -19,15 +21,19 @@ def describe_invitation(invitation: Invitation) -> list[str]:
         f"{local.local_steps} local steps" if local.local_steps else f"{local.local_epochs} passes over your speech"
     )
     megabytes = invitation.length * invitation.sum_bits / 8e6
-    lines = [
-        f"What is trained: a model of family {recipe.model.family}, {settings.trainable or 'all of it'} "
+    base = base_model_of(recipe)
+    part = settings.trainable or (base.trained if base is not None else "all of it")
+    return [
+        f"What is trained: a model of family {recipe.model.family}, {part} "
         f"({invitation.length:,} parameters), on your recordings{' and their texts' if recipe.reads_texts else ''}, on "
         "this machine.",
+        *([] if base is None else [_base_model(base, invitation)]),
         f"Each time: {amount}, with at most {local.batch_seconds:g} s of speech at once, learning rate {local.lr:g}"
         f"{', from a model that comes with 16 bits a number' if settings.model_bits == 16 else ''}.",
         f"What leaves this machine: one update of {invitation.length:,} numbers ({megabytes:,.2f} MB), never longer "
         f"than {private.clip_bound:g} (the clip bound), rounded to multiples of {plan.grid:.3g}. No recordings, texts, "
         "losses, counts or error messages.",
+        *_weighting(private),
         _visibility(invitation),
         _noise(invitation),
         *_measured(invitation),
@@ -38,9 +44,20 @@ def describe_invitation(invitation: Invitation) -> list[str]:
         *(f"Beware: {warning}." for warning in plan.warnings),
         "You can pause, limit or end this at any time; what was sent before cannot be taken back.",
     ]
-    if private.weighting is not Weighting.UNIFORM:
-        lines.insert(3, f"Your update counts by your {private.weighting}, up to {private.weight_cap:g} of them.")
-    return lines
+
+
+def _weighting(private: PrivacySettings) -> list[str]:
+    if private.weighting is Weighting.UNIFORM:
+        return []
+    return [f"Your update counts by your {private.weighting}, up to {private.weight_cap:g} of them."]
+
+
+def _base_model(base: BaseModelName, invitation: Invitation) -> str:
+    megabytes = invitation.length * (invitation.recipe.federated.model_bits or 32) / 8e6
+    return (
+        f"What it is made from: the base model {base.name}, whose files lie on this machine (sha256 {base.digest}). "
+        f"They are read here, and neither sent nor fetched. What is trained comes each time ({megabytes:,.2f} MB)."
+    )
 
 
 def _at_most(invitation: Invitation) -> str:

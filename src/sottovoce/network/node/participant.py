@@ -29,6 +29,7 @@ from sottovoce.base.files import write_atomically
 from sottovoce.base.signatures import PrivateKey, PublicKey
 from sottovoce.data.store import Store
 from sottovoce.network.certificates import check_valid, order_signing_key, parse_certificate
+from sottovoce.network.client_recipe import find_base_files
 from sottovoce.network.invitation import Invitation, unpack_invitation
 from sottovoce.network.keys import fingerprint
 from sottovoce.network.messages import (
@@ -55,6 +56,8 @@ LARGEST_ORDER = 1 << 32  # bytes: the largest model
 class Participant:
     """One node. `home` is its own folder, `user` whose speech of `store` it is, `authority` certifies the server.
 
+    `base` is the folder of a base model, where its user has given one; others are known by their digests.
+
     `say` is for its user: nothing of it goes to the network. `on_answer` gets every order with its answer, as it
     leaves. `invited` is what the user was asked last and has not accepted yet; no answer waits for them. `ended` is
     after how many rounds the server has ended a run.
@@ -69,6 +72,7 @@ class Participant:
         store: Store,
         now: Callable[[], datetime],
         user: str | None = None,
+        base: Path | None = None,
         device: torch.device | None = None,
         quota: Quota | None = None,
         largest_order: int = LARGEST_ORDER,
@@ -76,6 +80,7 @@ class Participant:
         on_answer: Callable[[Order, OrderAnswer], None] = lambda order, answer: None,
     ) -> None:
         self._home, self._key, self._authority, self._store, self._user = home, key, authority, store, user
+        self._base, self._told = base, ""
         self._device, self._quota, self._now, self._say = device or torch.device("cpu"), quota or Quota(), now, say
         self._node, self._largest, self._on_answer = fingerprint(key.public_key()), largest_order, on_answer
         self._ledger = NodeLedger(home)
@@ -177,7 +182,11 @@ class Participant:
         if self._node not in map(fingerprint, invitation.nodes):
             raise Refused(AnswerCode.MISDIRECTED)
         self._ledger.check_standing()
-        if not self._ledger.has_accepted_for(invitation.digest, order.run):
+        is_accepted = self._ledger.has_accepted_for(invitation.digest, order.run)
+        # Before anybody is asked. Which models lie here, a server learns from those alone who have accepted.
+        with self._refusing(AnswerCode.UNABLE if is_accepted else AnswerCode.NOT_ACCEPTED):
+            find_base_files(invitation.recipe, self._base)
+        if not is_accepted:
             self.invited = invitation
             raise Refused(AnswerCode.NOT_ACCEPTED)
         if self._service is None or self._service.invitation.digest != invitation.digest:
@@ -281,7 +290,9 @@ class Participant:
         try:
             yield
         except InputError as error:
-            self._say(str(error))
+            if str(error) != self._told:  # once: a server asks again every few seconds
+                self._told = str(error)
+                self._say(self._told)
             raise Refused(code) from None
 
 

@@ -15,7 +15,6 @@ from sottovoce.evaluation.score import check_language
 from sottovoce.federated.client_wer import LocalEvaluationClients
 from sottovoce.federated.cohort import CohortSum, PartialSum, sum_part
 from sottovoce.federated.engines.engine import Engine
-from sottovoce.flat.layout import Layout
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.network.invitation import Invitation
 from sottovoce.network.messages import AnswerCode, Order, OrderKind, Refused
@@ -90,7 +89,9 @@ def prepare_training(
     recipe = invitation.recipe
     check_language(start, store)
     check_can_transcribe(recipe, start)
-    plan = invitation.plan(Layout.of(split_trained_part(recipe, start).initial))
+    part = split_trained_part(recipe, start)
+    plan = invitation.plan(part.layout)
+    invitation.check_frozen(part.frozen)
     population, index = find_own_client(recipe, store, user=user)
     engine = build_engine("sequential", recipe, population, start, plan, device=device)
     evaluation_clients = build_local_wer_clients(recipe, population, start, device=device)

@@ -187,7 +187,7 @@ class ClientsOverNetwork:
         reasons[NOT_HERE] += len(sampled) - len(asked)
         shares = 0
         if self._secure is None:
-            total, odd = _add_up(answered.payloads, plan)
+            total, odd = _add_up(answered.payloads, plan, step=step)
             reasons.update(odd.values())
             if self._accounts is not None and kind is OrderKind.TRAIN:
                 _record_participants(self._accounts, sampled, answered, odd)
@@ -254,14 +254,14 @@ class ClientsOverNetwork:
         self._channel.link.close()
 
 
-def _add_up(payloads: dict[int, bytes], plan: Plan) -> tuple[Tensor, dict[int, str]]:
+def _add_up(payloads: dict[int, bytes], plan: Plan, *, step: int) -> tuple[Tensor, dict[int, str]]:
     """The sum of updates, each clipped once more since nobody but its sender has checked it; and which were odd, how.
 
     What an honest client sends is clipped and on the grid: for that it changes nothing. Updates are never enlarged:
     one that a client has rescaled may be a cell off after rounding.
     """
     total, odd = plan.new_total(), dict[int, str]()
-    clipper = replace(plan.clipper, normalise=Normalise.NEVER)
+    clipper = replace(plan.clipper_at(step), normalise=Normalise.NEVER)
     for place, payload in sorted(payloads.items()):
         try:
             update_P = decode_sum(read_update(payload, plan), plan)

@@ -26,6 +26,7 @@ from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.privacy.settings import Mode
 from sottovoce.training.remote_clients import DEPARTURES
 from sottovoce.training.run_folder import RunFolder
+from sottovoce.training.start_model import split_trained_part
 
 ATTEMPTS = "attempts.json"
 
@@ -107,12 +108,14 @@ def connect_clients(
 ) -> ClientsOverNetwork:
     """The people of `roster` by the terms of `recipe` under `plan`. Everything is checked before anybody is asked."""
     check_invariant(plan.sum_bits in (32, 64), f"sum_bits={plan.sum_bits}: sums over a network are of words")
-    start_bytes, least = write_start_model(start), options.least_in_sum(plan) if options.is_secure else options.least
+    start_bytes = write_start_model(start, recipe.model)
+    least = options.least_in_sum(plan) if options.is_secure else options.least
     invitation = Invitation.of(
         recipe,
         [user.key for user in roster.users],
         start=start_bytes,
         layout=plan.layout,
+        frozen=split_trained_part(recipe, start).frozen,
         sum_bits=32 if plan.sum_bits == 32 else 64,
         secure=SecureSums(least=options.least_in_sum(plan)) if options.is_secure else None,
         noise_shares=plan.noise_shares,

@@ -1,0 +1,161 @@
+"""Exported models as others run them: without torch and without Sottovoce, on one thread.
+
+    python benchmarks/exported.py FOLDER samples.npz
+
+FOLDER is what `sottovoce export --to onnx` or `--to sherpa` wrote, samples.npz has recordings of 16-bit samples at 16
+kHz. Prints one JSON object: the texts, seconds of processor time, and the most memory that was used.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Samples = NDArray[np.float32]  # in [-1, 1)
+Recognise = Callable[[Samples], str]
+FEWEST_SAMPLES = 400
+
+
+def load_exported(folder: Path, *, chunk_steps: int | None = None) -> Recognise:
+    """From samples to text. A streaming model takes all of them at once, or chunks of so many steps."""
+    if (folder / "sherpa.json").exists():
+        return load_sherpa(folder)
+    about = json.loads((folder / "onnx.json").read_text(encoding="utf-8"))
+    sessions = {name: _session(folder / graph["file"]) for name, graph in about["graphs"].items()}
+    method = about["decoding"]["method"]
+    find: Callable[..., list[int]] = {
+        "ctc": find_by_ctc,
+        "transducer": find_by_transducer,
+        "autoregressive": find_token_by_token,
+    }[method]
+    options = {"chunk_steps": chunk_steps} if method == "transducer" else {}
+
+    def recognise(samples: Samples) -> str:
+        tokens = find(sessions, about, samples, **options)
+        return " ".join("".join(about["tokens"][token] for token in tokens).split())
+
+    return recognise
+
+
+def _session(file: Path) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+
+def find_by_ctc(sessions: Mapping[str, Any], about: Mapping[str, Any], samples: Samples) -> list[int]:
+    """The best token of every frame, repeats merged and blanks removed."""
+    padded = np.pad(samples, (0, max(FEWEST_SAMPLES - len(samples), 0)))
+    inputs = {"samples": padded[None], "lengths": np.array([len(samples)])}
+    log_probs, lengths = sessions["model"].run(None, inputs)
+    best = log_probs[0, : lengths[0]].argmax(axis=1)
+    changed = np.concatenate([[True], best[1:] != best[:-1]])[: len(best)]
+    return [int(token) for token in best[changed] if token != about["decoding"]["blank"]]
+
+
+def find_by_transducer(
+    sessions: Mapping[str, Any], about: Mapping[str, Any], samples: Samples, *, chunk_steps: int | None = None
+) -> list[int]:
+    """The best output of every step, asked again as long as it is a token."""
+    decoding, blank = about["decoding"], about["decoding"]["blank"]
+    step, overlap = decoding["samples_per_frame"], decoding["overlap_samples"]
+    state = _nothing(about, "encoder")
+    predicted, *written = sessions["decoder"].run(None, {"token": np.array([[blank]]), **_nothing(about, "decoder")})
+    found: list[int] = []
+    whole = max((len(samples) - overlap) // step, 0)
+    for first in range(0, whole, chunk_steps or max(whole, 1)):
+        last = min(first + (chunk_steps or whole), whole)
+        chunk = samples[None, first * step : last * step + overlap]
+        encoded, *after = sessions["encoder"].run(None, {"samples": chunk, **state})
+        state = dict(zip(state, after, strict=True))
+        for place in range(encoded.shape[1]):
+            for _ in range(decoding["most_tokens_a_frame"]):
+                inputs = {"encoded": encoded[:, place], "predicted": predicted}
+                token = int(sessions["joiner"].run(None, inputs)[0][0].argmax())
+                if token == blank:
+                    break
+                found.append(token)
+                inputs = {"token": np.array([[token]]), **dict(zip(("hidden", "cell"), written, strict=True))}
+                predicted, *written = sessions["decoder"].run(None, inputs)
+    return found
+
+
+def _nothing(about: Mapping[str, Any], graph: str) -> dict[str, Samples]:
+    axes = about["graphs"][graph]["inputs"]
+    return {
+        name: np.zeros([1 if axis == "batch" else axis for axis in axes[name]], np.float32)
+        for name in ("hidden", "cell")
+    }
+
+
+def find_token_by_token(sessions: Mapping[str, Any], about: Mapping[str, Any], samples: Samples) -> list[int]:
+    """The best token behind those before it, until the end of the text or of what can be said in the time."""
+    decoding, axes = about["decoding"], about["graphs"]["decoder"]["inputs"]
+    (encoded,) = sessions["encoder"].run(None, {"samples": samples[None]})
+    past = {
+        name: np.zeros((1, own[1], 0, own[3]), np.float32)
+        for name, own in axes.items()
+        if name.startswith("past_key_values.")
+    }
+    seconds = encoded.shape[1] * decoding["samples_per_frame"] / about["sample_rate"]
+    most = min(
+        max(int(np.ceil(seconds * decoding["tokens_a_second"])), decoding["fewest_tokens"]), decoding["most_tokens"]
+    )
+    given, found = list(decoding["prompt"]), list[int]()
+    while len(found) < most:
+        for token in given:
+            inputs = {"token": np.array([[token]]), "encoded": encoded, **past}
+            logits, *after = sessions["decoder"].run(None, inputs)
+            past = dict(zip(past, after, strict=True))
+        token = int(logits[0, -1].argmax())
+        if token == decoding["end"]:
+            break
+        found.append(token)
+        given = [token]
+    return [token + decoding["first_token"] for token in found]
+
+
+def load_sherpa(folder: Path) -> Recognise:
+    """The recogniser that `sherpa.json` names, with its files."""
+    import sherpa_onnx
+
+    about = json.loads((folder / "sherpa.json").read_text(encoding="utf-8"))
+    kind, _, make = about["recogniser"].partition(".")
+    arguments = {name: str(folder / file) for name, file in about["arguments"].items()}
+    recogniser = getattr(getattr(sherpa_onnx, kind), make)(**arguments, num_threads=1)
+
+    def recognise(samples: Samples) -> str:
+        stream = recogniser.create_stream()
+        stream.accept_waveform(about["sample_rate"], samples)
+        recogniser.decode_stream(stream)
+        return " ".join(stream.result.text.split())
+
+    return recognise
+
+
+def main() -> None:
+    folder, recordings = Path(sys.argv[1]), np.load(sys.argv[2])
+    recognise = load_exported(folder)
+    recordings = [recordings[name].astype(np.float32) / 32_768 for name in sorted(recordings.files)]
+    recognise(recordings[0])  # what is made at the first call
+    began = time.process_time()
+    texts = [recognise(samples) for samples in recordings]
+    seconds = time.process_time() - began
+    print(json.dumps({"texts": texts, "seconds": seconds, "most_bytes": most_bytes()}))
+
+
+def most_bytes() -> int:
+    """The most memory that this process had, on Linux; `getrusage` would count its parent's at the time of the fork."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+
+
+if __name__ == "__main__":
+    main()

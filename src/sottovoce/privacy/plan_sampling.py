@@ -1,0 +1,40 @@
+"""Who takes part in a round of a plan."""
+
+from typing import TYPE_CHECKING
+
+from sottovoce.base.errors import check_invariant
+from sottovoce.privacy.events import NoGuarantee
+from sottovoce.privacy.plugins import check_cohort
+from sottovoce.privacy.sampling import CyclicSampler, FixedSizeSampler, Indices, PoissonSampler
+from sottovoce.privacy.settings import Sampling
+
+if TYPE_CHECKING:
+    from sottovoce.privacy.plan import Plan
+
+
+def build_sampler(sampling: Sampling, *, cohort_size: int, population_size: int) -> PoissonSampler | FixedSizeSampler:
+    """A sampler for rounds that are independent of each other."""
+    if sampling is Sampling.POISSON:
+        return PoissonSampler(sampling_rate=cohort_size / population_size)
+    return FixedSizeSampler(cohort_size=cohort_size)
+
+
+def draw_cohort(plan: "Plan", step: int, *, attempt: int, row: int | None, among: Indices | None) -> Indices:
+    """See `Plan.sample`."""
+    settings, random = plan.settings, plan.noise.random
+    if plan.plugins.sampler is not None:
+        check_invariant(among is None, "a plug-in sampler among some of all users")
+        drawn = plan.plugins.sampler(step, plan, generator=random.plugin_cohort(step, attempt))
+        return check_cohort(drawn, population_size=settings.population_size)
+    words = random.cohort_words(step, attempt)
+    if isinstance(plan.sampler, CyclicSampler):
+        check_invariant(among is None, "a cohort of some, where groups take turns")
+        return plan.sampler.sample(settings.population_size, row=step if row is None else row, words=words)
+    if among is None:
+        return plan.sampler.sample(settings.population_size, words=words)
+    check_invariant(isinstance(plan.event, NoGuarantee) and settings.z == 0, "a cohort of some, accounted as of all")
+    if not len(among):
+        return among
+    size = min(plan.cohort_size, len(among))
+    some = build_sampler(settings.sampling, cohort_size=size, population_size=len(among))
+    return among[some.sample(len(among), words=words)]
