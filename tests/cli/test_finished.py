@@ -34,7 +34,7 @@ def test_the_first_run_with_a_guarantee_is_the_one_to_use() -> None:
     assert choose_run_to_use({"a": quiet, "b": private, "c": quiet, "d": private}) == "b"
     assert choose_run_to_use({"a": quiet, "c": quiet}) == "c"
     assert list_next_commands(private) == [
-        "to verify what it promises: sottovoce ledger runs/mine",
+        "to verify what it promises: sottovoce export runs/mine --out models/mine && sottovoce verify models/mine",
         "to use it: sottovoce transcribe runs/mine FILE",
     ]
     assert list_next_commands(quiet) == ["to use it: sottovoce transcribe runs/mine FILE"]
@@ -43,8 +43,10 @@ def test_the_first_run_with_a_guarantee_is_the_one_to_use() -> None:
 def test_three_recordings_are_shown_before_and_after_where_a_run_quotes_any() -> None:
     table = quote_transcripts("private", outcome(8.0))
     assert table is not None
-    assert table.headings == ("said", "before federation", "private")
-    assert table.rows == (("text 0", "a", "w"), ("text 1", "–", "x"), ("text 2", "c", "y"))
+    names = [name for name, _ in table.rows]
+    assert names == ["said", "before federation", "private"] * 3
+    assert [text for _, text in table.rows] == ["text 0", "a", "w", "text 1", "–", "x", "text 2", "c", "y"]
+    assert table.groups == (3, 6)
     real = outcome(8.0)
     assert real.results is not None
     del real.results["test"]["test"]["samples"]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sottovoce.report.summary import Summary
     from sottovoce.training.run_context import Outcome
 
-QUOTED_ROWS = 3
+QUOTED = 3
 
 
 def print_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str, quietly: bool = False) -> None:
@@ -95,11 +95,13 @@ def quote_transcripts(label: str, finished: "Outcome") -> "Table | None":
     before = finished.results.get("start", {}).get("test", {})
     for name, test in finished.results["test"].items():
         if "samples" in test and "samples" in before.get(name, {}):
-            pairs = list(zip(before[name]["samples"], test["samples"], strict=True))[:QUOTED_ROWS]
-            texts = [(new["reference"], old["hypothesis"], new["hypothesis"]) for old, new in pairs]
-            rows = [tuple(text or NOTHING for text in row) for row in texts]
-            title = f"{len(rows)} recordings of test speakers, transcribed"
-            return Table("quoted", title, ("said", START, label), tuple(rows), all_words=True)
+            rows: list[tuple[str, str]] = []
+            for old, new in list(zip(before[name]["samples"], test["samples"], strict=True))[:QUOTED]:
+                said, first, last = (text or NOTHING for text in (new["reference"], old["hypothesis"], new["hypothesis"]))
+                rows += [("said", said), (START, first), (label, last)]
+            groups = tuple(range(3, len(rows), 3))
+            title = f"{len(rows) // 3} recordings of test speakers, transcribed"
+            return Table("quoted", title, ("", "text"), tuple(rows), all_words=True, groups=groups)
     return None
 
 
@@ -107,7 +109,10 @@ def list_next_commands(finished: "Outcome") -> list[str]:
     """How to verify what a run promises, and how to use its model."""
     assert finished.results is not None
     tests, folder = finished.results["test"].values(), finished.folder
-    verify = [f"to verify what it promises: sottovoce ledger {folder}"] if has_guarantee(finished) else []
+    verify, exported = [], Path("models") / folder.name
+    if has_guarantee(finished):
+        export = f"sottovoce export {folder} --out {exported} && sottovoce verify {exported}"
+        verify = [f"to verify what it promises: {export}"]
     if tests and not any("wer" in test for test in tests):  # the model writes no text
         return [*verify, f"to use it: start_from={folder} in a recipe, or sottovoce probe {folder} --on STORE:SPLIT"]
     return [*verify, f"to use it: sottovoce transcribe {folder} FILE"]
