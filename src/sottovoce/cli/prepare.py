@@ -33,7 +33,7 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     "source@folder": (Path, "The folder of one person's recordings."),
     "manifest@tsv": (Several, "One or more .tsv, .csv or .jsonl files, one row per clip."),
     "manifest@nemo": (Several, "One or more manifests of JSON lines."),
-    "task": (str, "What is spoken and how: crowd, studio, digits, digits-studio or digits-crowd."),
+    "task": (str, "What is spoken and how: crowd, studio, digits, digits-noise, digits-studio or digits-crowd."),
 }
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "out": (Path, Parameter.empty, "The store to write; an old one there is replaced at the end."),
