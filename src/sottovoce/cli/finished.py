@@ -97,7 +97,9 @@ def quote_transcripts(label: str, finished: "Outcome") -> "Table | None":
         if "samples" in test and "samples" in before.get(name, {}):
             rows: list[tuple[str, str]] = []
             for old, new in list(zip(before[name]["samples"], test["samples"], strict=True))[:QUOTED]:
-                said, first, last = (text or NOTHING for text in (new["reference"], old["hypothesis"], new["hypothesis"]))
+                said, first, last = (
+                    text or NOTHING for text in (new["reference"], old["hypothesis"], new["hypothesis"])
+                )
                 rows += [("said", said), (START, first), (label, last)]
             groups = tuple(range(3, len(rows), 3))
             title = f"{len(rows) // 3} recordings of test speakers, transcribed"
