@@ -234,7 +234,7 @@ def _format_report(report: "ProgressReport") -> str:
     known = [
         (report.loss, "loss {:.3f}"),
         (report.score, "dev {}"),
-        (report.epsilon, "ε spent {:,.4g}"),
+        (report.epsilon, "ε spent {:,.4g} (RDP)"),
         (report.audio_seconds_per_second, "{:,.0f} s/s"),
         (report.speech_used, "{:.0%} of the speech used"),
     ]
