@@ -31,7 +31,7 @@ $(STAMP): $(PINS) pyproject.toml
 	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[$(if $(OLDEST),$(OLD),$(EXTRAS))]'
 	@touch $@
 
-demo: $(STAMP)  ## run the main job: a private recogniser from a synthetic crowd (about 5 minutes)
+demo: $(STAMP)  ## run the main job: a private recogniser from 1,200 synthetic people (about 4 minutes)
 	$(BIN)/sottovoce run demo
 
 # CI runs them with MARKS='not long'.
@@ -86,4 +86,4 @@ lock: $(STAMP)  ## write constraints.txt anew from what is installed in .venv
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
 
 clean:  ## remove .venv and everything the demo made
-	rm -rf $(VENV) runs/demo runs/demo-seed runs/demo-crdnn* stores/demo-crowd stores/demo-studio
+	rm -rf $(VENV) runs/demo runs/demo-* stores/demo-people stores/demo-crowd stores/demo-studio

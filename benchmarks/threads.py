@@ -26,7 +26,7 @@ def speed(given: dict[str, str], *, steps: int, folder: Path) -> float:
     """The median over the steps of a run."""
     settings = [f"central.{name}={steps}" for name in ("steps", "evaluate_every", "checkpoint_every")]
     out = folder / "-".join(given.values())
-    words = [sys.executable, "-m", "sottovoce", "run", "demo/seed", *settings, "--out", str(out)]
+    words = [sys.executable, "-m", "sottovoce", "run", "demo-clipping/seed", *settings, "--out", str(out)]
     subprocess.run(words, cwd=folder, env=os.environ | given, check=True, capture_output=True)
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     rates = [float(record["audio_seconds_per_second"]) for record in records if "audio_seconds_per_second" in record]

@@ -31,7 +31,10 @@ def test_a_recipe_that_leaves_the_size_alone_is_written_as_before_sizes_could_va
 
 
 def test_what_came_for_narrow_bands_is_written_where_it_is_asked_for() -> None:
-    for name, place in (("synthetic/central", ("central", "augment")), ("demo/global", ("federation", "local"))):
+    for name, place in (
+        ("synthetic/central", ("central", "augment")),
+        ("demo-clipping/global", ("federation", "local")),
+    ):
         plain = load_recipe(name).model_dump(mode="json")
         assert "features" not in plain["model"]
         assert "narrow_band" not in plain[place[0]][place[1]]
@@ -44,7 +47,10 @@ def test_what_came_for_narrow_bands_is_written_where_it_is_asked_for() -> None:
 def test_augmentation_in_the_time_domain_is_written_where_it_is_asked_for() -> None:
     """Under the same names for central training and for clients."""
     asked = {"speeds": [0.95, 1.05], "dropped_frequencies": {"most": 2}, "dropped_chunks": {"most": 4}}
-    for name, place in (("synthetic/central", ("central", "augment")), ("demo/global", ("federation", "local"))):
+    for name, place in (
+        ("synthetic/central", ("central", "augment")),
+        ("demo-clipping/global", ("federation", "local")),
+    ):
         plain = load_recipe(name).model_dump(mode="json")[place[0]][place[1]]
         assert not {"dropped_frequencies", "dropped_chunks"} & plain.keys()
         assert ("speeds" in plain) == (place[0] == "central"), "central training has had it from the beginning"
@@ -117,12 +123,20 @@ def test_extends_joins_sections_but_replaces_named_things(tmp_path: Path) -> Non
             ["model.as_released=true", "central.augment.narrow_band.share=0.5"],
             "central.augment.narrow_band: this model of family=ctc_transformer does not say which of its features",
         ),
-        ("demo/global", ["model.as_released=true", "federation.local.narrow_band.share=1"], "federation.local.narrow_"),
+        (
+            "demo-clipping/global",
+            ["model.as_released=true", "federation.local.narrow_band.share=1"],
+            "federation.local.narrow_",
+        ),
         ("synthetic/central", ["central.steps={"], "'{' is not readable as YAML"),
         ("/.yaml", [], "no recipe '/.yaml'"),
         ("synthetic/central", ["data.part=seed"], "part='seed' and seed_part belong together"),
         ("ramesh2023/table3/scratch", ["paper.werr={test: 9.5}"], "and against=None belong together"),
-        ("demo/global", ["federation.local.speeds=[3]"], "local: speeds has 3.0, expected numbers from 0.5 to 2.0"),
+        (
+            "demo-clipping/global",
+            ["federation.local.speeds=[3]"],
+            "local: speeds has 3.0, expected numbers from 0.5 to 2.0",
+        ),
         ("synthetic/central", ["central.augment.speeds=[0]"], "speeds has 0.0, expected numbers from 0.5 to 2.0"),
         (
             "gao2022/table1-fr/silo-fedavg",
@@ -146,7 +160,8 @@ def test_mistakes(name: str, overrides: list[str], message: str) -> None:
 
 def test_a_pattern_needs_no_quotes() -> None:
     assert (
-        load_recipe("demo/global", ["federation.trainable=*.norm.*, output"]).federated.trainable == "*.norm.*, output"
+        load_recipe("demo-clipping/global", ["federation.trainable=*.norm.*, output"]).federated.trainable
+        == "*.norm.*, output"
     )
 
 
@@ -187,13 +202,13 @@ def test_settings_that_nothing_can_compute_with_are_one_line(override: str, mess
 
 @pytest.mark.parametrize("label", ["a" * 300, "a/b", "..", "''"])
 def test_a_label_that_is_no_folder_is_one_line(tmp_path: Path, label: str) -> None:
-    (tmp_path / "suite.yaml").write_text(f"about: x\nruns:\n  {label}: {{recipe: demo/global}}\n")
+    (tmp_path / "suite.yaml").write_text(f"about: x\nruns:\n  {label}: {{recipe: demo-clipping/global}}\n")
     with pytest.raises(InputError, match=r"no file can be called so|a run's label names its folder"):
         load_experiment(str(tmp_path / "suite.yaml"))
 
 
 def test_an_override_changes_one_place_where_an_alias_made_two(tmp_path: Path) -> None:
     same = "federation: {local: {optimiser: &o {name: sgd, momentum: 0.5}}, server: {optimiser: *o}}"
-    (tmp_path / "alias.yaml").write_text(f"extends: demo/global\n{same}\n")
+    (tmp_path / "alias.yaml").write_text(f"extends: demo-clipping/global\n{same}\n")
     found = load_recipe(str(tmp_path / "alias.yaml"), ["federation.local.optimiser.momentum=0.9"]).federated
     assert (found.local.optimiser["momentum"], found.server.optimiser["momentum"]) == (0.9, 0.5)

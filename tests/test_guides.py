@@ -196,7 +196,7 @@ def test_whoever_signs_gets_from_a_release_to_a_statement(folder: Path) -> None:
     (release,) = [words for words in own if "federation.privacy.mode=secure" in words]
     result = CliRunner().invoke(app, [*release[:-1], "runs", "--smoke"])
     assert result.exit_code == 0, result.output
-    places = {f"runs/{name}": "runs/demo-per-layer" for name in ("rehearsal", "release")}
+    places = {f"runs/{name}": "runs/demo-private" for name in ("rehearsal", "release")}
     used = [[places.get(word, word) for word in words] for words in own if words[0] in ("report", "ledger")]
     assert len(used) == 4
     for words in used:
@@ -216,7 +216,7 @@ def test_a_model_is_handed_over_and_verified(folder: Path) -> None:
     (release,) = [words for words in own if words[0] == "run"]
     at = release.index("--out")
     smoke = [*release[:at], "--out", "runs", "--smoke", *release[at + 2 :]]
-    places = {"runs/release": "runs/demo-per-layer"}
+    places = {"runs/release": "runs/demo-private"}
     said = ""
     for words in own:
         words = smoke if words is release else [places.get(word, word) for word in words]

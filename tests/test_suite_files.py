@@ -14,11 +14,11 @@ from sottovoce.training.suites import plan_suite
 TABLE = """
 about: a table
 paper: {source: somebody, place: Table 1}
-extends: demo/no-noise
+extends: demo-clipping/no-noise
 federation: {cohort_size: 7, privacy: {clip_bound: 0.5, share: dim}}
 recipes:
-  _louder: {extends: demo/global, federation: {steps: 5}}
-  seed: {extends: demo/seed, about: its own seed, central: {steps: 9}}
+  _louder: {extends: demo-clipping/global, federation: {steps: 5}}
+  seed: {extends: demo-clipping/seed, about: its own seed, central: {steps: 9}}
 runs:
   quiet: {about: no noise}
   # In place of what the others extend; what they share lies on top.
@@ -56,7 +56,7 @@ def test_runs_lie_on_what_they_share_and_are_named_by_their_file(table: str) -> 
         "small": (4, 3, 90, 0.5),
         "smaller": (4, 3, 4, 0.5),
     }
-    assert runs["loud"].federated.privacy.sigma_dp == load_recipe("demo/global").federated.privacy.sigma_dp
+    assert runs["loud"].federated.privacy.sigma_dp == load_recipe("demo-clipping/global").federated.privacy.sigma_dp
     assert runs["quiet"].federated.privacy.sigma_dp is None
 
 
@@ -72,7 +72,10 @@ def test_what_is_said_of_the_whole_is_not_said_of_its_runs(table: str) -> None:
 def test_recipes_beside_the_runs_share_nothing_with_them_and_are_run_by_name(table: str, tmp_path: Path) -> None:
     seed = load_recipe(f"{table}/seed")
     assert (seed.about, seed.training.steps, seed.federation) == ("its own seed", 9, None)
-    assert load_recipe(f"{table}/_louder").federated.cohort_size == load_recipe("demo/global").federated.cohort_size
+    assert (
+        load_recipe(f"{table}/_louder").federated.cohort_size
+        == load_recipe("demo-clipping/global").federated.cohort_size
+    )
     found = resolve_parent_model(f"{table}/seed", runs=tmp_path / "runs", root_seed=1)
     assert found.recipe == seed
     assert found.folder == default_run_folder(f"{table}/seed", tmp_path / "runs")
@@ -83,13 +86,13 @@ def test_names_of_files_and_of_runs_in_them(table: str, tmp_path: Path) -> None:
     assert (
         default_run_folder("pelikan2025/table01/sigma-3e-6-dim", tmp_path).name == "pelikan2025-table01-sigma-3e-6-dim"
     )
-    assert [public_name(name) for name in (table, f"{table}/loud", "demo/global")] == [
-        *("table", "table/loud", "demo/global"),
+    assert [public_name(name) for name in (table, f"{table}/loud", "demo-clipping/global")] == [
+        *("table", "table/loud", "demo-clipping/global"),
     ]
-    assert all(map(is_recipe, (table, f"{table}/loud", "demo", "demo/global", "pelikan2025/table01/sigma-3e-6-dim")))
-    assert not any(
-        map(is_recipe, (f"{table}/lout", "demo/globall", "pelikan2025/_private", str(tmp_path), "runs/demo"))
+    assert all(
+        map(is_recipe, (table, f"{table}/loud", "demo", "demo-clipping/global", "pelikan2025/table01/sigma-3e-6-dim"))
     )
+    assert not any(map(is_recipe, (f"{table}/lout", "demo/privat", "pelikan2025/_private", str(tmp_path), "runs/demo")))
 
 
 def test_a_folder_beside_a_recipe_of_its_name_is_a_folder(table: str) -> None:
@@ -123,7 +126,12 @@ def test_a_run_of_a_suite_is_written_as_the_recipe_alone_would_be(table: str, tm
         ("cohort_size: 7", "cohort_sizes: 7", "/quiet", "recipe HERE/quiet: unknown key 'federation.cohort_sizes'"),
         ("{about: no noise}", "3", "", "recipe HERE: runs.quiet: Input should be a valid dictionary"),
         ("{about: no noise}", "3", "/quiet", "recipe HERE/quiet: expected keys and values, found 3"),
-        ("{about: no noise}", "{recipe: demo/global}", "", "'extends' is for all runs of the suite, and 'quiet' names"),
+        (
+            "{about: no noise}",
+            "{recipe: demo-clipping/global}",
+            "",
+            "'extends' is for all runs of the suite, and 'quiet' names",
+        ),
         ("HERE/small", "HERE/smaller", "/smaller", "recipe HERE/smaller: it extends itself by way of HERE/smaller"),
         ("HERE/small", "[1]", "/smaller", "recipe HERE/smaller: extends=[1], expected the name of one recipe"),
         ("HERE/small", "HERE", "/smaller", "federation"),
@@ -144,7 +152,12 @@ def test_mistakes(table: str, old: str, new: str, name: str, message: str) -> No
 
 
 @pytest.mark.parametrize(
-    "run", ["{recipe: demo/global, about: mine}", "{recipe: [1]}", "{recipe: demo/global, overrides: seed=2}"]
+    "run",
+    [
+        "{recipe: demo-clipping/global, about: mine}",
+        "{recipe: [1]}",
+        "{recipe: demo-clipping/global, overrides: seed=2}",
+    ],
 )
 def test_a_run_that_names_a_recipe_says_nothing_else(tmp_path: Path, run: str) -> None:
     (tmp_path / "suite.yaml").write_text(f"about: x\nruns: {{one: {run}}}\n")

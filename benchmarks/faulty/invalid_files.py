@@ -85,8 +85,8 @@ INPUTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("FILE/x", ("keys", "server", "FILE/new", "--authority", "FILE/x", "--host", "localhost")),
     ("FILE/x", ("import", "speechbrain", "FILE/x", "--language", "fr", "--out", "FILE/model")),
     ("FILE/x", ("node", "show", "FILE/x")),
-    ("FILE/x", ("run", "demo/global", "federation.seed_model=FILE/x", "--estimate")),
-    ("FILE/x", ("run", "demo/global", "federation.seed_model=null", "tokens.file=FILE/x", "--estimate")),
+    ("FILE/x", ("run", "demo-clipping/global", "federation.seed_model=FILE/x", "--estimate")),
+    ("FILE/x", ("run", "demo-clipping/global", "federation.seed_model=null", "tokens.file=FILE/x", "--estimate")),
 )
 # Folders in which one file is something else.
 INSIDE: tuple[tuple[str, str, tuple[str, ...]], ...] = (

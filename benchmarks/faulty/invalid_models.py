@@ -140,7 +140,12 @@ def outside(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
         rng = stream(seed, OUTSIDE, number)
         name = ("untrusted_module:FAMILY", *MODULES)[int(rng.integers(1 + len(MODULES)))]
         if number % 2:
-            words: tuple[object, ...] = ("recipes", "show", "demo/global", keys[int(rng.integers(3))].format(name))
+            words: tuple[object, ...] = (
+                "recipes",
+                "show",
+                "demo-clipping/global",
+                keys[int(rng.integers(3))].format(name),
+            )
         else:
             copy = folder / f"model-{number}"
             shutil.copytree(folder / "models" / "ctc_transformer", copy)

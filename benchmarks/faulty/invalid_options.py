@@ -61,7 +61,7 @@ def others(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
         ("stats", "store", "--heterogeneity", "--embedding", "spectrum"): ("--users", "--utterances", "--seed"),
         ("tokens", "store", "--out", "pieces.json"): ("--size",),
         ("recipes",): ("--table", "--paper"),
-        ("run", "demo/global"): ("--at-once", "--device"),
+        ("run", "demo-clipping/global"): ("--at-once", "--device"),
         ("prepare", "folder", "nothing", "--out", "out"): ("--workers", "--split"),
         ("probe", "models/ctc_transformer", "--on", "store:test"): ("--minutes", "--seed"),
         ("evaluate", "models/cpc", "--on", "store:test"): ("--longest",),
@@ -119,8 +119,8 @@ def network(folder: Path, *, count: int, seed: int) -> Iterator[Case]:
                 due = value in (*DUE, "inf", "-inf", "-1", "-2", "0", "-1e308", "1e400")
             case 4:
                 option = ("--canaries", "--secrets")[int(rng.integers(2))]
-                words = ("audit", "demo/global", option, audits[int(rng.integers(len(audits)))])
+                words = ("audit", "demo-clipping/global", option, audits[int(rng.integers(len(audits)))])
             case _:
                 rounds = ("nan", "-1", "0", "x", "", "-2", "1e308")[int(rng.integers(7))]
-                words = ("audit", "demo/global", "--rounds", rounds)
+                words = ("audit", "demo-clipping/global", "--rounds", rounds)
         yield command_case(NETWORK, f"case {number}", Asked(words, folder), due=due)

@@ -26,7 +26,13 @@ from sottovoce.training.start_model import split_trained_part
 from sottovoce.training.suites import select_runs
 
 RECIPES, OVERRIDES = "recipes", "overrides of recipes"
-NAMES = ("demo", "demo/global", "demo/seed", "benchmark/clipping/dim", "pelikan2025/appendix-h5/mlp-weight-2")
+NAMES = (
+    "demo",
+    "demo-clipping/global",
+    "demo-clipping/seed",
+    "benchmark/clipping/dim",
+    "pelikan2025/appendix-h5/mlp-weight-2",
+)
 POPULATION = 400
 
 _LAUGHS = "[&a0 [x, x, x, x, x, x, x, x, x], " + ", ".join(
@@ -91,7 +97,7 @@ def _override(name: str, rng: np.random.Generator) -> str:
 def _keys(name: str) -> Mapping[str, object]:
     loaded = load_experiment(name)
     later = {"federation.privacy.target_epsilon": 8.0, "federation.rescale_norms": 2.0, "model.layers": 2}
-    recipe = load_recipe("demo/global") if isinstance(loaded, Suite) else loaded
+    recipe = load_recipe("demo-clipping/global") if isinstance(loaded, Suite) else loaded
     return later | dict(_paths(recipe.model_dump(mode="json")))
 
 
@@ -164,7 +170,7 @@ def _spent(recipe: Recipe) -> float:
 
 @cache
 def _start() -> Recogniser:
-    model = load_recipe("demo/global").model
+    model = load_recipe("demo-clipping/global").model
     tokens = CharacterTokens.seen_in(["abcdefghijklmnopqrstuvwxyz' "])
     return create_recogniser(
         find_family(model.family), model.settings(tokens=29), tokens, language="en", generator=torch_stream(1, "start")

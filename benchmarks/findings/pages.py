@@ -19,7 +19,9 @@ TEMPLATE = Path(__file__).with_name("suite.template.md")
 # Suites behind guides, by name: the recipe, of the package or of the page, and the page.
 OF_GUIDES = {
     "demo": ("demo", "guides/first-private-recogniser.md"),
+    "demo-clipping": ("demo-clipping", "guides/first-private-recogniser.md"),
     "demo-real": ("demo-real", "guides/first-private-recogniser.md"),
+    "demo-pretrained": ("demo-pretrained", "guides/first-private-recogniser.md"),
     "guide-corpus": ("private.yaml", "guides/your-own-corpus.md"),
     "guide-model": ("gru.yaml", "guides/your-own-model.md"),
     "guide-parts": ("parts.yaml", "guides/training-a-part.md"),

@@ -1,6 +1,6 @@
 """Passages of ordinary pages that kept runs say: README.md and docs/, between `<!-- kept: … -->` and `<!-- end -->`.
 
-The first comment holds what a template would: `<!-- kept: wer("demo/global") -->`. What follows it is written anew.
+The first comment holds what a template would: `<!-- kept: wer("demo/private") -->`. What follows it is written anew.
 """
 
 import re

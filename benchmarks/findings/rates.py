@@ -41,9 +41,14 @@ def scored(run: RunRecord, name: str | None = None) -> Record:
 
 def start_wer(run: RunRecord, test: str | None = None) -> float | None:
     """Of the model a run started from, on the same test set; None for central training and for a start from nothing."""
-    starts = (run.results.get("start") or {}).get("test") or {}
-    found = starts.get(test or next(iter(run.tests), ""))
+    found = _start_tests(run, test)
     return None if found is None else found["wer"]
+
+
+def _start_tests(run: RunRecord, test: str | None) -> Record | None:
+    starts = (run.results.get("start") or {}).get("test") or {}
+    found: Record | None = starts.get(test or next(iter(run.tests), ""))
+    return found
 
 
 def dev_wer(run: RunRecord, measure: MeasureName = "wer") -> float | None:
@@ -72,15 +77,29 @@ def difference(
     seeds = tuple(sorted(first.keys() & second.keys()))
     if not seeds:
         raise InputError(f"difference {' '.join(names)}: expected runs with the same seeds")
-    pairs = [(scored(first[seed], test), scored(second[seed], test)) for seed in seeds]
-    for one, other in pairs:
+    pairs = {seed: (scored(first[seed], test), scored(second[seed], test)) for seed in seeds}
+    return _subtract(pairs, names=("difference", *names))
+
+
+def gain(runs: Mapping[int, RunRecord], *, name: str, test: str | None = None) -> Difference:
+    """Of the mean rate over seeds, less that of the models that the runs started from, paired over speakers."""
+    starts = {seed: _start_tests(run, test) for seed, run in runs.items()}
+    if missing := [run.label for seed, run in runs.items() if starts[seed] is None]:
+        raise InputError(f"gain {name}: expected a tested start of {', '.join(missing)}")
+    pairs = {seed: (scored(run, test), start) for seed, run in runs.items() if (start := starts[seed]) is not None}
+    return _subtract(pairs, names=("gain", name))
+
+
+def _subtract(pairs: Mapping[int, tuple[Record, Record]], *, names: Sequence[str]) -> Difference:
+    """Of means over seeds, the first of each pair less the second."""
+    for one, other in pairs.values():
         if count_words_by_speaker(one) != count_words_by_speaker(other):
-            raise InputError(f"difference {' '.join(names)}: expected runs that were tested on the same speakers")
-    drawn = _drawn(list(pairs), names=("difference", *names))
+            raise InputError(f"{' '.join(names)}: expected runs that were tested on the same speakers")
+    drawn = _drawn(list(pairs.values()), names=names)
     return Difference(
-        fmean(one["wer"] - other["wer"] for one, other in pairs),
+        fmean(one["wer"] - other["wer"] for one, other in pairs.values()),
         None if drawn is None else percentile_interval(drawn),
-        seeds,
+        tuple(sorted(pairs)),
     )
 
 

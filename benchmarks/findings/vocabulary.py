@@ -22,7 +22,7 @@ from findings.numbers import (
     unless_converged,
     value_at,
 )
-from findings.rates import dev_wer, difference, scored, start_wer
+from findings.rates import dev_wer, difference, gain, scored, start_wer
 from findings.tables import number_cell, suite_grid, suite_table
 from sottovoce.base.errors import InputError
 from sottovoce.evaluation import compare as paired
@@ -52,7 +52,7 @@ class Vocabulary:
 
     def functions(self) -> dict[str, Callable[..., str]]:
         """By the names that a template has for them."""
-        rates = (self.wer, self.startwer, self.mean, self.cer, self.dev, self.difference)
+        rates = (self.wer, self.startwer, self.mean, self.cer, self.dev, self.difference, self.gain)
         sentences = (*rates, self.epsilon, self.population, self.audit)
         of_encoders = (self.loss, self.probe)
         others = (self.value, self.ratio, self.imbalance, self.table, self.grid, self.compared, self.terminal)
@@ -94,6 +94,11 @@ class Vocabulary:
         runs, others = each(self.kept.repeats, (first, second))
         found = difference(runs, others, names=(first, second), test=test)
         return told_difference(self.kept, found, runs, others)
+
+    def gain(self, setting: str, *, test: str | None = None) -> str:
+        """Test WER less that of the models that it started from, over seeds, paired over speakers."""
+        runs = self.kept.repeats(setting)
+        return told_change(self.kept, gain(runs, name=setting, test=test), runs)
 
     def loss(self, setting: str) -> str:
         """Mean test loss over seeds, of models that write no text, the least and the largest."""

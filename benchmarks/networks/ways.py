@@ -40,14 +40,14 @@ def _changes(steps: int, cohort: int, every: int, *more: str) -> tuple[str, ...]
 
 # The people of the demo's crowd who have said most; all of them in every round.
 EIGHT = Scene(
-    recipe="demo/global",
+    recipe="demo-clipping/global",
     overrides=_changes(12, 8, 3, "federation.clients.min_seconds=104.5"),
     clients=8,
     ways=("open", "secure", "clients"),
 )
 # The whole crowd in ten silos, as Gao et al. divide their speakers: enough voices to learn from.
 SILOS = Scene(
-    recipe="demo/global",
+    recipe="demo-clipping/global",
     overrides=_changes(30, 10, 10, "federation.clients={rule: silo, silos: 10}"),
     clients=10,
     ways=("open", "secure", "clients"),

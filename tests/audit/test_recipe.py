@@ -175,7 +175,7 @@ def test_refusals_in_one_line(message: str, place: Path, capsys: pytest.CaptureF
 
 def test_central_training_is_no_business_of_an_audit(place: Path) -> None:
     with pytest.raises(InputError, match="trains centrally"):
-        audit_recipe(load_recipe("demo/seed"), AuditSettings(), context=around(place))
+        audit_recipe(load_recipe("demo-clipping/seed"), AuditSettings(), context=around(place))
 
 
 def test_verdicts_are_those_of_the_report() -> None:

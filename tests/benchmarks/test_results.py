@@ -20,6 +20,7 @@ from findings.rates import difference
 from jinja2 import Environment
 from jinja2.nodes import Const
 from tests.benchmarks.rendering import Copy, archived, rendered
+from tests.tampering import rechain
 
 from sottovoce.audit.recipe import AUDIT_SUFFIX as AUDIT
 from sottovoce.audit.recipe import audit_path, config_digest
@@ -332,6 +333,28 @@ def test_a_difference_is_paired_over_people_and_seeds(results: Path, copy: Copy)
         f"−10.0 points (−10.0 to −10.0, whole seeds, not converged; seeds {first}, "
         "[2](../results/suite.md#better-seed2)/"
     )
+
+
+def test_a_gain_is_paired_with_each_seeds_own_start(results: Path, copy: Copy) -> None:
+    """Two of ten words better than where it started under one seed, four under the other: −30 points for anybody."""
+    for label, more, ends, starts in (
+        ("a", (), [1, 5, 4, 0, 2, 3], [3, 7, 6, 2, 4, 5]),
+        ("a-seed2", (("seed: 1\n", "seed: 2\n"),), [3, 5, 4, 0, 2, 6], [7, 9, 8, 4, 6, 10]),
+    ):
+        place = copy(label, *more, errors=starts) / "results.json"
+        before = json.loads(place.read_text())["test"]
+        place = copy(label, *more, errors=ends) / "results.json"
+        place.write_text(json.dumps(json.loads(place.read_text()) | {"start": {"test": before}}))
+        rechain(place.parent)
+    text = rendered(results, '{{ gain("suite/a") }}')
+    assert text.startswith(
+        "−30.0 points (−30.0 to −30.0, whole seeds, not converged; seeds [1](../results/suite.md#a), "
+    )
+    place = copy("nothing-before") / "results.json"
+    place.write_text(json.dumps({k: v for k, v in json.loads(place.read_text()).items() if k != "start"}))
+    rechain(place.parent)
+    with pytest.raises(InputError, match="gain suite/nothing-before: expected a tested start"):
+        rendered(results, '{{ gain("suite/nothing-before") }}')
 
 
 def test_the_mean_is_over_seeds(results: Path, copy: Copy) -> None:

@@ -113,3 +113,22 @@ def test_mistakes_are_one_line(sottovoce: Command, place: Path, runs: Path, argu
     assert done.code == 2
     assert done.err.startswith(message), done.err
     assert done.err.count("\n") == 1
+
+
+def test_runs_that_count_nobody_are_told_to_be_tested_anew_on_their_own_store(
+    sottovoce: Command, place: Path, runs: Path
+) -> None:
+    """Releases count nobody's words. With `--on` and the store that is named, they are compared."""
+    for run in "ab":
+        results = json.loads((runs / run / "results.json").read_text())
+        for person in results["test"]["test"]["per_speaker"]:
+            del person["words"]
+        (runs / run / "results.json").write_text(json.dumps(results))
+        (runs / run / "config.yaml").write_text("data: {store: mine}\n")
+    refused = sottovoce("compare", "a", "b")
+    assert refused.code == 2
+    assert refused.err.endswith("; sottovoce compare a b --on STORE:test tests both anew\n")
+    (runs / "stores").mkdir()
+    (runs / "stores" / "mine").symlink_to(place / "store")
+    refused = sottovoce("compare", "a", "b")
+    assert refused.err.endswith("; sottovoce compare a b --on stores/mine:test tests both anew\n")

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from tests.report.test_summary import PRIVACY, a_run
 
-from sottovoce.cli import console, main, run
+from sottovoce.cli import console, finished, main
 from sottovoce.cli.console import LINE_EVERY, LoggedProgress
 from sottovoce.report.summary import write_report
 
@@ -24,14 +24,14 @@ class Clock:
 def test_without_a_terminal_a_line_comes_at_a_steady_pace() -> None:
     heard, clock = io.StringIO(), Clock()
     with LoggedProgress(console=Console(file=heard, width=20), disable=True, get_time=clock) as bar:
-        task = bar.add_task("demo/global", total=None, note="")
+        task = bar.add_task("demo-clipping/global", total=None, note="")
         for step in range(1, 101):  # one takes seven seconds
             clock.now += 7
             bar.update(task, completed=step, total=100, note=f"loss {step:.1f}, [dev] 5.0 %")
     lines = heard.getvalue().splitlines()
     assert lines[:2] == [
-        "demo/global: 6 of 100 (loss 6.0, [dev] 5.0 %)",
-        "demo/global: 11 of 100 (loss 11.0, [dev] 5.0 %)",
+        "demo-clipping/global: 6 of 100 (loss 6.0, [dev] 5.0 %)",
+        "demo-clipping/global: 11 of 100 (loss 11.0, [dev] 5.0 %)",
     ]
     # The first step begins it; then a line comes with the first one that is half a minute later.
     assert len(lines) == 99 // -(-LINE_EVERY // 7)
@@ -67,8 +67,8 @@ def test_a_table_is_whole_at_80_columns(
     folders = {label: a_run(tmp_path / label, wer=0.4, privacy=spent) for label in ("no-noise", "per-layer")}
     report = write_report(folders, tmp_path, title="All")
     monkeypatch.setattr(console, "stdout", Console(width=width))
-    monkeypatch.setattr(run, "stdout", console.stdout)
-    run.print_results(report)
+    monkeypatch.setattr(finished, "stdout", console.stdout)
+    finished.print_results(report)
     lines = capsys.readouterr().out.splitlines()
     (row,) = [line for line in lines if line.startswith("per-layer")]
     assert max(map(len, lines)) <= width

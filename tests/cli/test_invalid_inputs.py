@@ -57,9 +57,9 @@ def assert_refused(ended: Any, message: str) -> None:
             "central_steps=10000000: expected a whole number from 1 to 100000",
         ),
         (("keys", "authority", "new", "--days", 10**9), "days=1000000000: expected 1 to 36,500"),
-        (("audit", "demo/global", "--canaries", 10**7), "canaries=10000000: expected 20 to 100,000"),
-        (("audit", "demo/global", "--canaries", -1), "canaries=-1: expected 20 to 100,000"),
-        (("audit", "demo/global", "--secrets", -2), "secrets=-2: expected 4 to 10,000"),
+        (("audit", "demo-clipping/global", "--canaries", 10**7), "canaries=10000000: expected 20 to 100,000"),
+        (("audit", "demo-clipping/global", "--canaries", -1), "canaries=-1: expected 20 to 100,000"),
+        (("audit", "demo-clipping/global", "--secrets", -2), "secrets=-2: expected 4 to 10,000"),
         (
             ("join", "https://a:99999", *(both := ("--data", "d", "--key", "k", "--ca", "c"))),
             "expected a number from 1",

@@ -120,7 +120,7 @@ def test_the_folder_must_be_of_the_family_that_the_user_names(folder: Path, outs
     ],
 )
 def test_showing_a_recipe_imports_nothing(sottovoce: Command, outside: tuple[str, Path], key: str) -> None:
-    ended = sottovoce("recipes", "show", "demo/global", key.format(outside[0]))
+    ended = sottovoce("recipes", "show", "demo-clipping/global", key.format(outside[0]))
     assert ended.code == 2
     assert "`recipes show` imports nothing" in ended.err
     assert len(ended.err.splitlines()) == 1
@@ -146,7 +146,7 @@ def test_the_folder_of_a_seed_model_has_nothing_imported(
 def _shown() -> str:
     from sottovoce.config import as_yaml, load_recipe
 
-    return as_yaml(load_recipe("demo/global"))
+    return as_yaml(load_recipe("demo-clipping/global"))
 
 
 def test_a_report_imports_nothing(sottovoce: Command, outside: tuple[str, Path], tmp_path: Path, undrawn: None) -> None:

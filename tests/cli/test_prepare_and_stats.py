@@ -92,6 +92,7 @@ def test_json_report_has_the_problems(sottovoce: Command, corpus: Path) -> None:
     report = json.loads(done.out)
     assert report["problems"]["text with no audio file"]["count"] == 1
     assert report["splits"] == {"train": [0, 2]}
+    assert report["name"] == "store", "called like the store, not like the folder that the table lies in"
 
 
 def test_strict_stops_and_leaves_nothing(sottovoce: Command, corpus: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_recipe_that_is_shown_is_the_same_recipe() -> None:
 
 
 def test_show_prints_every_default_with_its_meaning(sottovoce: Command, tmp_path: Path) -> None:
-    shown = sottovoce("recipes", "show", "demo/global", "federation.steps=7")
+    shown = sottovoce("recipes", "show", "demo-clipping/global", "federation.steps=7")
     assert shown.code == 0, shown.err
     lines = [line.strip() for line in shown.out.splitlines()]
     assert "steps: 7  # rounds (T)" in lines
@@ -62,9 +62,9 @@ def test_show_prints_every_default_with_its_meaning(sottovoce: Command, tmp_path
     ("asked", "message"),
     [
         (["show"], "expected `recipes show NAME"),
-        (["show", "demo"], "demo is a suite: expected one of its runs, demo/no-noise, demo/global, demo/per-layer"),
-        (["show", "demo/globl"], "no recipe 'demo/globl', did you mean 'demo/global'?"),
-        (["show", "demo/global", "--table", "1"], "expected `recipes show NAME"),
+        (["show", "demo"], "demo is a suite: expected one of its runs, demo/private, demo/no-noise"),
+        (["show", "demo/privat"], "no recipe 'demo/privat', did you mean 'demo/private'?"),
+        (["show", "demo-clipping/global", "--table", "1"], "expected `recipes show NAME"),
         (["keys", "demo"], "expected `recipes show NAME"),
     ],
 )

@@ -52,6 +52,6 @@ def test_what_needs_the_speech_here_is_refused(federation: dict[str, Any], why: 
 
 
 def test_a_release_by_silos_from_a_seed_model_is_refused() -> None:
-    secure = content(clients={"rule": "silo", "silos": 2}, seed_model="demo/seed", privacy={"mode": "secure"})
+    secure = content(clients={"rule": "silo", "silos": 2}, seed_model="demo-clipping/seed", privacy={"mode": "secure"})
     with pytest.raises(InputError, match="nobody can say whether it was trained on people of a silo"):
         roster_population(roster_of("silo-0", "silo-1"), recipe_of(secure))

@@ -232,7 +232,9 @@ def test_a_rule_twice_is_refused() -> None:
 
 
 def recipe(**parts: Any) -> Any:
-    return load_recipe("demo/global", [f"federation.privacy.{name}={json.dumps(part)}" for name, part in parts.items()])
+    return load_recipe(
+        "demo-clipping/global", [f"federation.privacy.{name}={json.dumps(part)}" for name, part in parts.items()]
+    )
 
 
 def test_a_recipe_names_them_and_writes_them_down() -> None:
@@ -246,7 +248,7 @@ def test_a_recipe_names_them_and_writes_them_down() -> None:
 def test_a_target_that_nobody_can_keep_is_refused() -> None:
     with pytest.raises(InputError, match="nobody knows its ε"):
         load_recipe(
-            "demo/global",
+            "demo-clipping/global",
             [
                 "federation.privacy.sigma_dp=null",
                 "federation.privacy.target_epsilon=8",

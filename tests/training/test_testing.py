@@ -42,9 +42,9 @@ class Named:
 @pytest.mark.parametrize(
     ("recipe", "store", "shown"),
     [
-        ("demo/no-noise", "synthetic-digits", True),
-        ("demo/no-noise", "synthetic-crowd", False),  # another store under the recipe's name
-        ("demo/no-noise", "patients", False),
+        ("demo-clipping/no-noise", "synthetic-digits", True),
+        ("demo-clipping/no-noise", "synthetic-crowd", False),  # another store under the recipe's name
+        ("demo-clipping/no-noise", "patients", False),
         ("demo-real/no-noise", "synthetic-digits", False),  # real voices, whatever they call themselves
     ],
 )

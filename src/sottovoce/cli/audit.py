@@ -50,7 +50,7 @@ def audit(
 ) -> None:
     """Measure what a recipe's rounds reveal of a single user, beside the ε that they promise.
 
-    Example: sottovoce audit demo/global
+    Example: sottovoce audit demo/private
 
     Canaries, users with updates of their own making, take part in the recipe's rounds: drawn, clipped, noised and
     accounted like everybody. How well those who took part can be told from those who did not is what leaks.

@@ -31,7 +31,7 @@ def compare(
 ) -> None:
     """The difference of two word error rates on the same speech, paired by speaker: in all, by group, by intersections.
 
-    Example: sottovoce compare runs/demo/global runs/demo/per-layer
+    Example: sottovoce compare runs/demo/private runs/demo/no-noise
 
     Of runs that were tested on the same speech, what their results say is compared; nothing is recognised again.
     """
@@ -54,7 +54,8 @@ def compare(
         pairs = {on: _evaluate_both((first, second), on, normaliser=normaliser, device=device)}
     for name, pair in pairs.items():
         if reason := explain_incomparable(*pair):
-            raise InputError(f"{first} and {second} cannot be compared on {name}: {reason}; --on STORE tests both anew")
+            again = f"sottovoce compare {first} {second} --on {_find_place(first, name)} tests both anew"
+            raise InputError(f"{first} and {second} cannot be compared on {name}: {reason}; {again}")
     found = {name: compare_tests(*pair) for name, pair in pairs.items()}
     if json:
         tests = {name: _normalisation(pairs[name][0]) | comparison.as_json() for name, comparison in found.items()}
@@ -86,6 +87,17 @@ def _kept_tests(path: Path) -> Mapping[str, Test]:
     if inside and not (folder / CONFIG).is_file():
         raise InputError(f"{path} holds several runs: expected one of {', '.join(inside)}")
     return {}
+
+
+def _find_place(run: Path, test: str) -> str:
+    """Where the speech of a run's test set lies, as its recipe says it; `STORE:SPLIT` where that is not there."""
+    from sottovoce.report.archives import open_path
+    from sottovoce.report.records import read_run
+
+    own, _, split = test.rpartition(":")
+    name = own or str(read_run(run.name, open_path(run)).config.get("data", {}).get("store"))
+    places = (place for place in (Path("stores") / name, Path(name)) if place.is_dir())
+    return f"{next(places, 'STORE')}:{split}"
 
 
 def _evaluate_both(models: tuple[Path, Path], on: str, *, normaliser: str, device: str | None) -> tuple[Test, Test]:

@@ -44,7 +44,7 @@ def evaluate(
     Of a model that learns from speech alone: its contrastive loss and accuracy. A model that is not what its run's
     ledger says is refused.
 
-    Example: sottovoce evaluate runs/demo/global --on stores/demo-crowd:test --plot wer.html
+    Example: sottovoce evaluate runs/demo/private --on stores/demo-people:test --plot wer.html
     """
     from sottovoce.base.drawing import check_plot
     from sottovoce.data.audio.narrow_band import describe_store_band

@@ -41,7 +41,7 @@ def ledger(
 ) -> None:
     """Verify a run's ledger line by line and against its whole folder; print ε spent and guaranteed.
 
-    Example: sottovoce ledger runs/demo/global
+    Example: sottovoce ledger runs/demo/private
 
     Model, checkpoints, recipe and results are compared with the digests that the ledger has of them. Only a head that
     you have kept (--expect-head) or a signature (--key) can show that not all of it was rewritten since.

@@ -33,7 +33,7 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     "source@folder": (Path, "The folder of one person's recordings."),
     "manifest@tsv": (Several, "One or more .tsv, .csv or .jsonl files, one row per clip."),
     "manifest@nemo": (Several, "One or more manifests of JSON lines."),
-    "task": (str, "What is spoken and how: crowd, studio, digits, digits-studio or digits-crowd."),
+    "task": (str, "What is spoken and how: crowd, studio, digits, digits-noise, digits-studio or digits-crowd."),
 }
 OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "out": (Path, Parameter.empty, "The store to write; an old one there is replaced at the end."),
@@ -92,6 +92,7 @@ OPTIONS: dict[str, tuple[Any, Any, str]] = {
     "workers": (int | None, None, "Processes that decode; all cores by default."),
 }
 FLAGS = {"splits": "--split"}  # of options that are not called like their parameter
+NAMELESS = ("tsv", "nemo", "kaldi", "folder")  # a corpus of one's own is called like its store, not like its folder
 LEAST = {"users": 3, "workers": 1}
 
 
@@ -138,6 +139,8 @@ class CorpusCommand:
         module = "tsv" if self.name == "nemo" else self.name
         reader = getattr(import_module(f"sottovoce.data.corpora.{module}"), f"read_{module}")
         corpus = reader(source, **options)
+        if self.name in NAMELESS:
+            corpus = replace(corpus, name=out.absolute().name)
         return corpus if wish is None else _hold_out(corpus, wish, seed)
 
     def add_to(self, group: typer.Typer) -> None:

@@ -26,7 +26,7 @@ def recipes(
 
     Example: sottovoce recipes uniform --paper pelikan2025 --table 1
 
-    `sottovoce recipes show demo/global` prints one with every default and the meaning of each key, ready to be changed.
+    `sottovoce recipes show demo/private` prints one with every default and what each key means, ready to be changed.
     """
     from sottovoce.config.catalogue import find_recipes, format_details
 

@@ -12,19 +12,18 @@ import typer
 from sottovoce.base.errors import InputError
 from sottovoce.cli.console import (
     exit_interrupted,
-    fits_terminal,
     print_json,
     print_line,
-    print_wide,
     progress_bar,
     stderr,
     stdout,
 )
+from sottovoce.cli.finished import print_finished
 from sottovoce.cli.options import Device, Json, OutsideFamily, Overrides, Recipe, Runs, SignKey, Stores
+from sottovoce.cli.stage_times import StageTimes
 
 if TYPE_CHECKING:
     from sottovoce.config import Recipe as LoadedRecipe
-    from sottovoce.report.summary import Summary
     from sottovoce.training.estimate import Estimate
     from sottovoce.training.loop import ProgressReport
     from sottovoce.training.run_context import Outcome, RunContext
@@ -93,8 +92,8 @@ def run(
     if sign is not None:
         load_signing_key(sign)  # refused now, not after hours
     folder = out or default_run_folder(recipe, runs)
-    label = label_run(recipe, out)
-    with open_context(recipe, runs=runs, stores=stores, device=device) as around:
+    label, times = label_run(recipe, out), StageTimes()
+    with open_context(recipe, runs=runs, stores=stores, device=device, times=times) as around:
         if isinstance(experiment, Suite):
             wanted = plan_suite(recipe, experiment, out=folder, runs=runs)
         else:
@@ -107,11 +106,12 @@ def run(
         for line in costs.lines():
             print_line(line)
         _confirm(costs, yes=yes)
-    with open_context(recipe, runs=runs, stores=stores, device=device) as around:
+    with open_context(recipe, runs=runs, stores=stores, device=device, times=times) as around:
         around = replace(around, sign=sign)
         if isinstance(experiment, Suite):
             outcomes = run_suite(wanted, context=around, at_once=at_once)
         else:
+            times.begin("training")
             outcomes = {label: run_recipe(experiment, out=folder, resume=resume, context=around)}
     planned = len(experiment.runs) if isinstance(experiment, Suite) else 1
     stopped = _format_stopped(outcomes, folder, planned=planned)
@@ -120,7 +120,10 @@ def run(
         return
     if stopped is None:
         folder.mkdir(parents=True, exist_ok=True)  # all runs may lie where others look for them
+        times.begin("report")
         print_finished(finished, folder, title=experiment.about, quietly=json)
+        if not json and costs is not None:  # something was left to do
+            print_line(times.format())
     if json:
         found = {label: known for label, outcome in outcomes.items() if (known := outcome.as_json()) is not None}
         print_json(found if isinstance(experiment, Suite) else found[label])
@@ -184,59 +187,29 @@ def _confirm(costs: "Estimate", *, yes: bool) -> None:
     typer.confirm(f"{message}. Begin?", abort=True, err=True)
 
 
-def print_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str, quietly: bool = False) -> None:
-    """Write the report of runs that are done, and print its tables unless `quietly`."""
-    from sottovoce.report.summary import write_report
-
-    report = write_report({label: outcome.folder for label, outcome in finished.items()}, folder, title=title)
-    if quietly:
-        return
-    print_results(report)
-    stdout.print(report.verdict, highlight=False, soft_wrap=True, style="bold")
-    for table in report.tables_below:
-        print_wide(table.for_terminal())
-    for line in report.together:
-        print_line(line, to=stdout)
-    for note in report.notes:
-        stdout.print(note, highlight=False, soft_wrap=True)
-    print_line(f"report: {report.path}", to=stdout)
-    *_, last = finished.values()
-    print_line(_format_next_command(last), to=stdout)
-
-
-def print_results(report: "Summary") -> None:
-    """The table of results; where it is too wide for the terminal, without what the report says besides."""
-    table = report.for_terminal()
-    stdout.print(table if fits_terminal(table) else report.for_terminal(brief=True))
-
-
-def _format_next_command(finished: "Outcome") -> str:
-    """How to use the model of a run."""
-    assert finished.results is not None
-    tests, folder = finished.results["test"].values(), finished.folder
-    if tests and not any("wer" in test for test in tests):  # the model writes no text
-        return f"to use it: start_from={folder} in a recipe, or sottovoce probe {folder} --on STORE:SPLIT"
-    return f"to use it: sottovoce transcribe {folder} FILE"
-
-
 @contextmanager
-def open_context(recipe: str, *, runs: Path, stores: Path, device: str | None) -> Iterator["RunContext"]:
-    """The context of a run, with a progress bar that shows what it reports."""
+def open_context(
+    recipe: str, *, runs: Path, stores: Path, device: str | None, times: StageTimes | None = None
+) -> Iterator["RunContext"]:
+    """The context of a run, with a progress bar that shows what it reports; `times` measures its stages."""
     from sottovoce.data.store import PackingProgress
     from sottovoce.evaluation.recognise import choose_device
     from sottovoce.training.run_context import RunContext
 
     with progress_bar(recipe) as bar:
         (task,) = bar.task_ids
+        begin = (times or StageTimes()).begin
 
         def say(line: str) -> None:
             bar.console.print(line, highlight=False, soft_wrap=True)
 
         def show_stage(stage: str) -> None:
+            begin(stage)
             bar.update(task, completed=0, total=None, note=stage)
             say(f"— {stage}")
 
         def show_prepare(progress: PackingProgress) -> None:
+            begin("speech")
             bar.update(task, completed=progress.tasks_done, total=progress.tasks, note="speakers prepared")
 
         def show(report: "ProgressReport") -> None:
@@ -261,7 +234,7 @@ def _format_report(report: "ProgressReport") -> str:
     known = [
         (report.loss, "loss {:.3f}"),
         (report.score, "dev {}"),
-        (report.epsilon, "ε spent {:,.4g}"),
+        (report.epsilon, "ε spent {:,.4g} (RDP)"),
         (report.audio_seconds_per_second, "{:,.0f} s/s"),
         (report.speech_used, "{:.0%} of the speech used"),
     ]

@@ -9,8 +9,9 @@ import typer
 
 from sottovoce.base.errors import InputError
 from sottovoce.cli.console import exit_interrupted, print_json, print_line
+from sottovoce.cli.finished import print_finished
 from sottovoce.cli.options import Json
-from sottovoce.cli.run import label_run, open_context, print_finished
+from sottovoce.cli.run import label_run, open_context
 
 if TYPE_CHECKING:
     from sottovoce.models.recogniser import Recogniser
@@ -83,7 +84,7 @@ def serve(
 ) -> None:
     """Run a federated recipe with the speech on other people's machines (`sottovoce join`).
 
-    Example: sottovoce serve demo/global --roster roster.yaml --listen 0.0.0.0:9443 --keys keys/server
+    Example: sottovoce serve demo-clipping/global --roster roster.yaml --listen 0.0.0.0:9443 --keys keys/server
 
     Plan, ledger and guarantee are those of `sottovoce run`; the clients are those of the roster, and K is their number.
     The ledger's head is signed at every commit with the key that signs orders.
@@ -117,7 +118,7 @@ def serve(
     sent = [] if model_bits is None else [f"federation.model_bits={model_bits}"]
     experiment = load_experiment(recipe, [*(overrides or []), *sent])
     if isinstance(experiment, Suite) or experiment.federation is None:
-        raise InputError(f"{recipe}: expected one federated run, such as demo/global")
+        raise InputError(f"{recipe}: expected one federated run, such as demo-clipping/global")
     if sums not in ("secure", "open"):
         raise InputError(f"--sums {sums}: expected secure or open")
     if noise not in ("server", "clients") or (noise == "clients" and sums == "open"):

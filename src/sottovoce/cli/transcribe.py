@@ -57,7 +57,7 @@ def transcribe(
     With --stream a causal (streaming) model writes while somebody speaks:
     arecord -t raw -f S16_LE -r 16000 | sottovoce transcribe runs/mine - --stream
 
-    Example: sottovoce transcribe runs/demo/global interview.flac --format srt --out subtitles
+    Example: sottovoce transcribe runs/demo/private interview.flac --format srt --out subtitles
     """
     from sottovoce.data.audio.narrow_band import format_narrow_count, is_narrow_band
     from sottovoce.evaluation.decoder import DecodingOptions, choose_decoder

@@ -51,14 +51,16 @@ class Paper(Section):
 class Recipe(Section):
     """One run: central or federated training of one model.
 
-    `parent_overrides` change the recipes that it starts from or takes its tokens from, and theirs.
+    `parent_overrides` change the recipes that it starts from or takes its tokens from, and theirs. `threads` are those
+    of one process on a CPU: sums are split among them, so their number decides the last bits.
     """
 
-    unwritten = frozenset({"parent_overrides", "evaluation"})
+    unwritten = frozenset({"threads", "parent_overrides", "evaluation"})
 
     about: str
     paper: Paper | None = None
     seed: int = 1
+    threads: int | None = Field(default=None, ge=1, le=1024)
     parent_overrides: tuple[str, ...] | None = None
     data: DataSettings
     tokens: TokenSettings = TokenSettings()

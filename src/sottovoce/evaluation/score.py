@@ -231,7 +231,9 @@ def score_hypotheses(
             f"nothing to score: normaliser={normaliser.name} leaves no word of {len(references)} references"
         )
     names, metadata, owners = find_speakers(store, chosen.rows)
-    facts = tuple({fact: _shared(fact, known[fact]) for fact in FACTS if known.get(fact)} for known in metadata)
+    facts = unite_spellings(
+        [{fact: _shared(fact, known[fact]) for fact in FACTS if known.get(fact)} for known in metadata]
+    )
     counts_S4 = sum_by_owner(words_U4, owners, owner_count=len(names))
     lengths_U = store.audio_offsets[chosen.rows + 1] - store.audio_offsets[chosen.rows]
     return Evaluation(
@@ -321,6 +323,24 @@ def _shared(fact: str, value: str) -> str:
     if fact == "age" and value.isdecimal():
         return f"{int(value) // 10 * 10}–{int(value) // 10 * 10 + 9}"
     return value
+
+
+def unite_spellings(facts: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], ...]:
+    """The same, with values that differ in case or spaces alone written alike: as most people's are.
+
+    >>> unite_spellings([{"accent": "german"}, {"accent": "German"}, {"accent": "German "}, {"accent": "US"}])
+    ({'accent': 'German'}, {'accent': 'German'}, {'accent': 'German'}, {'accent': 'US'})
+    """
+    spellings: dict[tuple[str, str], Counter[str]] = {}
+    for known in facts:
+        for fact, value in known.items():
+            spellings.setdefault((fact, _folded(value)), Counter())[" ".join(value.split())] += 1
+    usual = {key: min(found, key=lambda value: (-found[value], value)) for key, found in spellings.items()}
+    return tuple({fact: usual[fact, _folded(value)] for fact, value in known.items()} for known in facts)
+
+
+def _folded(value: str) -> str:
+    return " ".join(value.split()).casefold()
 
 
 def pool_small_groups(values: Sequence[str], *, smallest: int) -> list[str]:

@@ -19,7 +19,7 @@ from sottovoce.privacy.settings import Mode, Weighting
 
 # What of a recipe is sent to clients, and what is not: every setting is in one of the two.
 RECIPE = ("seed", "data", "model", "federation")
-NOT_OF_RECIPE = ("about", "paper", "parent_overrides", "tokens", "central", "evaluation")
+NOT_OF_RECIPE = ("about", "paper", "threads", "parent_overrides", "tokens", "central", "evaluation")
 DATA = ("train", "people_seed", "longest_seconds")
 NOT_OF_DATA = ("store", "prepare", "seed_part", "part", "dev", "test")
 FEDERATION = (

@@ -28,7 +28,12 @@ from sottovoce.training.engines import choose_clients
 from sottovoce.training.federation import FederatedLoop
 from sottovoce.training.loop import INTERRUPTED, LoopEnd
 from sottovoce.training.parent_model import find_enclosing_run, find_parent_model
-from sottovoce.training.privacy_report import build_privacy_report, describe_unfinished_promise
+from sottovoce.training.privacy_report import (
+    build_privacy_report,
+    describe_noise,
+    describe_unfinished_promise,
+    measure_noise,
+)
 from sottovoce.training.recorded_files import digest_final_files, digest_signed_files
 from sottovoce.training.records import NO_EVENTS
 from sottovoce.training.remote_clients import DEPARTURES, RemoteClients
@@ -69,6 +74,7 @@ def run_federated(
             ranks.follow(followers, federation.plan)
             return Outcome(target.out)
         with ranks:
+            context.on_stage("rounds")
             _announce(federation)
             _write_population(federation, run)
             if remote is None:
@@ -118,7 +124,9 @@ def _announce(federation: Federation) -> None:
     beside = None if context.stand_in else compare_with_paper(recipe, clients=plan.settings.population_size)
     is_others = context.stand_in and plan.settings.z > 0
     promised = (NO_EPSILON,) if is_others else (*plan.warnings, settings.guarantee(plan))
-    for line in filter(None, (beside, *promised, NO_EVENTS if federation.is_release else None)):
+    noise = None if context.stand_in else measure_noise(settings, plan)
+    length = () if noise is None else describe_noise(noise)
+    for line in filter(None, (beside, *promised, *length, NO_EVENTS if federation.is_release else None)):
         context.say(line)
 
 

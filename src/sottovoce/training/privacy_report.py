@@ -15,6 +15,7 @@ from sottovoce.privacy.guarantee import Guarantee, guarantee_of, guarantee_to_js
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.membership_odds import GUARANTEE
 from sottovoce.privacy.noise import sigma_dp_of
+from sottovoce.privacy.noise_length import NoiseLength
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.planner import PlannedRun, plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
@@ -145,6 +146,30 @@ def _extrapolated(settings: FederationSettings, plan: Plan, steps: int) -> list[
         )
         found.append(planned.to_json() | {"paper_epsilon": wanted.paper_epsilon})
     return found
+
+
+# Whether anything can be learned under the noise.
+
+
+def measure_noise(settings: FederationSettings, plan: Plan) -> NoiseLength | None:
+    """The length of a round's noise; None without noise, and where it is not the same in every number or round."""
+    private = plan.settings
+    if not private.z or private.mechanism is not None or private.noise_scope is not None:
+        return None
+    return NoiseLength(
+        noise_multiplier=private.z,
+        cohort_size=plan.cohort_size,
+        parameters=plan.layout.dimension,
+        rounds=settings.steps,
+    )
+
+
+def describe_noise(found: NoiseLength) -> list[str]:
+    """What binds, and where that is too much the nearest remedies."""
+    remedies = found.remedies()
+    if not remedies:
+        return [found.describe()]
+    return [f"{found.describe()}: little can be learned; any of these helps:", *(f"  - {line}" for line in remedies)]
 
 
 # A target ε in a recipe: whether its run can keep it, and which noise followed from it.

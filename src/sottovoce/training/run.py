@@ -22,7 +22,7 @@ from sottovoce.training.parent_model import (
     list_parents,
 )
 from sottovoce.training.remote_clients import RemoteClients
-from sottovoce.training.run_context import Outcome, RunContext, RunTarget
+from sottovoce.training.run_context import Outcome, RunContext, RunTarget, fixed_threads
 from sottovoce.training.run_data import ensure_store
 from sottovoce.training.run_folder import RESULTS
 
@@ -49,9 +49,10 @@ def run_recipe(
             if (stopped := _train_parent(parent, context, processes)) is not None:
                 return stopped
         target = RunTarget(out, resume, context.stand_in)
-        if recipe.federation is None:
-            return run_central(recipe, target, context=context, processes=processes)
-        return run_federated(recipe, target, context=context, processes=processes, remote=remote, key=key)
+        with fixed_threads(recipe.threads):
+            if recipe.federation is None:
+                return run_central(recipe, target, context=context, processes=processes)
+            return run_federated(recipe, target, context=context, processes=processes, remote=remote, key=key)
 
 
 def _train_parent(parent: ParentModel, context: RunContext, processes: Processes) -> Outcome | None:

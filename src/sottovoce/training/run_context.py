@@ -52,7 +52,7 @@ def choose_dtype(precision: Literal["auto", "bfloat16", "float32"], device: torc
 def deterministic_kernels(is_asked: bool, device: torch.device) -> Iterator[None]:
     """Within, a GPU adds in a fixed order, at some cost; a kernel that cannot raises.
 
-    On a CPU the order is fixed by the number of threads.
+    On a CPU the order is fixed by the number of threads (`fixed_threads`).
     """
     if not is_asked or device.type != "cuda":
         yield
@@ -67,6 +67,20 @@ def deterministic_kernels(is_asked: bool, device: torch.device) -> Iterator[None
     finally:
         torch.use_deterministic_algorithms(before[0])
         fills.fill_uninitialized_memory = before[1]
+
+
+@contextmanager
+def fixed_threads(count: int | None) -> Iterator[None]:
+    """Within, torch computes on so many threads, whatever the machine has; None leaves their number as it is."""
+    if count is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

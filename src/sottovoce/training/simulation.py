@@ -75,7 +75,7 @@ class Simulation:
     Guarantee: none is given to anybody. It is a simulation, whose seed repeats cohorts and noise, and it shows what a
     release would hide; `epsilon` is what the same rounds would spend as a release.
 
-    >>> simulation = Simulation(load_recipe("demo/global"))                # doctest: +SKIP
+    >>> simulation = Simulation(load_recipe("demo-clipping/global"))                # doctest: +SKIP
     >>> for done in simulation.rounds(3):                                  # doctest: +SKIP
     ...     print(done.step, done.epsilon, done.diagnostics["loss"])
     """

@@ -78,6 +78,7 @@ def test_listing_is_sorted_disjoint_and_picklable() -> None:
         ("crowd", "it", 1.0, 9.0),
         ("studio", "de", 6.0, 16.0),
         ("digits", "en", 1.0, 9.0),
+        ("digits-noise", "en", 1.0, 9.0),
         ("digits-studio", "fr", 2.0, 16.0),
         ("digits-crowd", "it", 1.0, 9.0),
     ],
@@ -122,7 +123,7 @@ def test_studio_is_cleaner_and_longer_than_the_crowd() -> None:
     [
         (
             {"task": "choir", "users": 5},
-            "task='choir': expected one of crowd, studio, digits, digits-studio, digits-cr",
+            "task='choir': expected one of crowd, studio, digits, digits-noise, digits-st",
         ),
         ({"task": "crowd", "users": 0}, "users=0: expected at least 1"),
         ({"task": "crowd", "users": 5, "hours": 0}, "hours=0: expected a positive number"),

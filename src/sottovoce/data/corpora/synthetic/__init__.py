@@ -3,8 +3,8 @@
     seed ──► speakers.py (voice, room, amount) ──► sentences.py ──► espeak.py ──► rooms.py ──► int16 at 16 kHz
 
 `studio` is what a server might own (few clean voices, long read sentences), `crowd` what its users hold (thousands,
-a little noisy speech each); `digits` and `digits-studio` are the same with ten words, for quick starts, and
-`digits-crowd` has ten words in the crowd's noise.
+a little noisy speech each); `digits` and `digits-studio` are the same with ten words, for quick starts,
+`digits-noise` has them in noise, and `digits-crowd` in the crowd's noise and rooms.
 """
 
 import shutil
