@@ -202,6 +202,8 @@ def test_a_round_cannot_be_got_round(tmp_path: Path) -> None:
         ({"w": np.ones((3, 2)), "b": np.ones(2), "c": np.ones(2)}, "array 'c' is no parameter"),
         ({"w": np.ones((2, 3)), "b": np.ones(2)}, "array 'w' of shape"),
         ({"w": np.ones((3, 2), dtype=int), "b": np.ones(2)}, "array 'w' of int64: expected floating-point"),
+        ({"w": np.full((3, 2), "text"), "b": np.ones(2)}, "array 'w' of <U4: expected floating-point"),
+        ({"w": np.ones((3, 2), dtype=">f4"), "b": np.ones(2)}, "array 'w' of >f4: expected floating-point"),
     ],
 )
 def test_updates_of_another_form_are_refused(tmp_path: Path, update: Models, message: str) -> None:

@@ -81,7 +81,10 @@ def clip_update(update: Arrays, *, clip_bound: float) -> dict[str, Any]:
 
 
 def _tensor(name: str, array: Any) -> Tensor:
-    tensor = array.detach() if isinstance(array, Tensor) else torch.tensor(np.asarray(array))
+    try:
+        tensor = array.detach() if isinstance(array, Tensor) else torch.tensor(np.asarray(array))
+    except (TypeError, ValueError):  # texts, objects, another order of bytes
+        raise InputError(f"array {name!r} of {np.asarray(array).dtype}: expected floating-point numbers") from None
     if not tensor.is_floating_point():
         raise InputError(
             f"array {name!r} of {str(tensor.dtype).removeprefix('torch.')}: expected floating-point numbers; what "

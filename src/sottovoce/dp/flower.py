@@ -82,9 +82,8 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]  # flwr is skipped by myp
 
     def summary(self) -> None:
         """Log what is promised."""
-        planned = self._planned
-        promised = f"ε = {planned.epsilon.headline:.4g} at δ = {planned.delta:g} for {planned.central_steps:,} rounds"
-        _log.info("\t└──> user-level privacy: %s, z = %g", promised, planned.noise_multiplier)
+        promised = "as planned" if self.run is None else self.run.guarantee.words
+        _log.info("\t└──> user-level privacy: %s", promised)
 
     def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int | None = None, **options: Any) -> Result:
         """Flower's `start`, for all planned rounds that are left and the budget allows, or for the next `num_rounds`.
