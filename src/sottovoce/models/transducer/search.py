@@ -231,7 +231,8 @@ def search_transducer(
 
 
 # Speech that is still being spoken: samples in, tokens out. A step's tokens come as soon as the window of its last
-# frame is there, 45 ms after the step began (with filterbanks 47.5 ms). They are those of greedy search in the whole recording: all is causal.
+# frame is there, 45 ms after the step began (47.5 ms with filterbanks). They are those of greedy search in the whole
+# recording: all is causal.
 
 
 @dataclass(frozen=True, slots=True)
