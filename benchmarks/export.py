@@ -1,16 +1,20 @@
 """Exported models beside ours: texts, WER, size, real-time factor and memory on one thread, float32 and int8.
 
-    python benchmarks/export.py measure --model transformer=RUN:STORE --model … --json benchmarks/export.json
+    sottovoce run benchmark/exported
+    python benchmarks/export.py measure --model "CTC transformer=runs/benchmark-exported/transformer:benchmark-audiomnist"
+    python benchmarks/export.py base
     python benchmarks/export.py table
 
-Every row is exported by the command line and run in processes of their own, without torch (`exported.py`). Memory is
-the most that the process had; the real-time factor is processor time per second of speech. `base` is a model of the
-paper's size with random weights, for what exporting takes.
+Each replaces its own rows of benchmarks/export.json and keeps the others. Every row is exported by the command line and
+run in processes of their own, without torch (`exported.py`). Memory is the most that the process had; the real-time
+factor is processor time per second of speech. `base` is a model of the paper's size with random weights, for what
+exporting takes.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,21 +41,39 @@ from sottovoce.models.recogniser import Recogniser, create_recogniser, export_re
 
 HERE = Path(__file__).parent
 KEPT, PAGE = HERE / "export.json", HERE.parent / "docs/guides/on-a-phone.md"
-BEGIN, END = "<!-- figures: benchmarks/export.py table -->", "<!-- end of figures -->"
+FIGURES = ("<!-- figures: benchmarks/export.py table -->", "<!-- end of figures -->")
+BASE_FIGURES = ("<!-- base: benchmarks/export.py table -->", "<!-- end of base -->")
 TARGETS = {"ONNX": ["onnx"], "ONNX int8": ["onnx", "--int8"], "sherpa": ["sherpa"], "sherpa int8": ["sherpa", "--int8"]}
 
 
-def measure(models: Sequence[str], *, utterances: int) -> dict[str, Any]:
+def measure(models: Sequence[str], *, utterances: int, stores: Path) -> list[dict[str, Any]]:
     rows = []
     for given in models:
         label, _, places = given.partition("=")
         model, _, store = places.rpartition(":")
         with tempfile.TemporaryDirectory() as temporary:
-            rows += measure_model(label, Path(model), Store(store), utterances=utterances, place=Path(temporary))
+            place = Path(temporary)
+            rows += measure_model(label, Path(model), Store(stores / store), utterances=utterances, place=place)
+    return rows
+
+
+def measure_base() -> dict[str, Any]:
+    """What each target takes to be written, one after the other."""
+    taken = {}
     with tempfile.TemporaryDirectory() as temporary:
         export_recogniser(make_base(), Path(temporary) / "base")
-        taken = run_export(Path(temporary) / "base", Path(temporary) / "out", ["onnx"])
-    return {"utterances": utterances, "rows": rows, "base": taken}
+        for target, arguments in TARGETS.items():
+            out = Path(temporary) / "out"
+            taken[target] = run_export(Path(temporary) / "base", out, arguments)
+            shutil.rmtree(out)
+    return taken
+
+
+def replaced_rows(rows: Sequence[dict[str, Any]], measured: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`measured` in the place of older rows of the same models, and behind the others."""
+    models = list(dict.fromkeys(row["model"] for row in (*rows, *measured)))
+    new = {row["model"] for row in measured}
+    return [row for model in models for row in (measured if model in new else rows) if row["model"] == model]
 
 
 def make_base() -> Recogniser:
@@ -139,7 +161,11 @@ def run_export(model: Path, out: Path, arguments: Sequence[str]) -> dict[str, An
     if process.returncode:
         raise RuntimeError(complaint)
     written = json.loads(said)
-    taken = {"export_seconds": time.perf_counter() - began, "export_most_bytes": usage.ru_maxrss * 1024}
+    taken = {
+        "export_seconds": time.perf_counter() - began,
+        "export_processor_seconds": usage.ru_utime + usage.ru_stime,
+        "export_most_bytes": usage.ru_maxrss * 1024,
+    }
     return {"bytes": written["bytes"], **taken}
 
 
@@ -176,10 +202,22 @@ def table(kept: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def base_table(kept: Mapping[str, Any]) -> str:
+    """What exporting the paper's base model takes."""
+    lines = ["| target | MB | processor time, s | memory, GB |", "|---|---|---|---|"]
+    for target, taken in kept["base"].items():
+        size, memory = taken["bytes"] / 1e6, taken["export_most_bytes"] / 1e9
+        lines.append(f"| {target} | {size:.0f} | {taken['export_processor_seconds']:.0f} | {memory:.1f} |")
+    return "\n".join(lines)
+
+
 def write_page(kept: Mapping[str, Any]) -> None:
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{table(kept)}\n{END}{after}", encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    for (begin, end), own in ((FIGURES, table(kept)), (BASE_FIGURES, base_table(kept))):
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        page = f"{before}{begin}\n{own}\n{end}{after}"
+    PAGE.write_text(page, encoding="utf-8")
 
 
 def main() -> None:
@@ -188,13 +226,18 @@ def main() -> None:
     measuring = commands.add_parser("measure")
     measuring.add_argument("--model", action="append", required=True, metavar="LABEL=RUN:STORE")
     measuring.add_argument("--utterances", type=int, default=200)
-    measuring.add_argument("--json", type=Path, default=KEPT)
+    measuring.add_argument("--stores", type=Path, default=Path("stores"))
+    commands.add_parser("base")
     commands.add_parser("table")
     given = parser.parse_args()
+    kept = json.loads(KEPT.read_text(encoding="utf-8"))
     if given.command == "measure":
-        write_json(given.json, measure(given.model, utterances=given.utterances))
+        rows = measure(given.model, utterances=given.utterances, stores=given.stores)
+        write_json(KEPT, kept | {"utterances": given.utterances, "rows": replaced_rows(kept["rows"], rows)})
+    elif given.command == "base":
+        write_json(KEPT, kept | {"base": measure_base()})
     else:
-        write_page(json.loads(KEPT.read_text(encoding="utf-8")))
+        write_page(kept)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 Samples = NDArray[np.float32]  # in [-1, 1)
 Recognise = Callable[[Samples], str]
 FEWEST_SAMPLES = 400
+CHUNK_SAMPLES = 1_600  # that a streaming recogniser is given at a time
 
 
 def load_exported(folder: Path, *, chunk_steps: int | None = None) -> Recognise:
@@ -63,11 +64,12 @@ def find_by_ctc(sessions: Mapping[str, Any], about: Mapping[str, Any], samples: 
 def find_by_transducer(
     sessions: Mapping[str, Any], about: Mapping[str, Any], samples: Samples, *, chunk_steps: int | None = None
 ) -> list[int]:
-    """The best output of every step, asked again as long as it is a token."""
+    """The best output of every step, asked again as long as it is a token, and as often as the model allows."""
     decoding, blank = about["decoding"], about["decoding"]["blank"]
-    step, overlap = decoding["samples_per_frame"], decoding["overlap_samples"]
-    state = _nothing(about, "encoder")
-    predicted, *written = sessions["decoder"].run(None, {"token": np.array([[blank]]), **_nothing(about, "decoder")})
+    step, overlap, lead = (decoding[name] for name in ("samples_per_frame", "overlap_samples", "lead_samples"))
+    samples = np.concatenate([samples[:lead][::-1], samples])
+    state, write = _nothing(about, "encoder"), _writer(sessions["decoder"], about)
+    predicted = write(blank)
     found: list[int] = []
     whole = max((len(samples) - overlap) // step, 0)
     for first in range(0, whole, chunk_steps or max(whole, 1)):
@@ -82,9 +84,24 @@ def find_by_transducer(
                 if token == blank:
                     break
                 found.append(token)
-                inputs = {"token": np.array([[token]]), **dict(zip(("hidden", "cell"), written, strict=True))}
-                predicted, *written = sessions["decoder"].run(None, inputs)
+                predicted = write(token)
     return found
+
+
+def _writer(decoder: Any, about: Mapping[str, Any]) -> Callable[[int], Samples]:
+    """From one more token to g: of LSTMs with their state, or of the last tokens alone."""
+    axes = about["graphs"]["decoder"]["inputs"]
+    state = {} if "tokens" in axes else _nothing(about, "decoder")
+    last = [about["decoding"]["blank"]] * (axes["tokens"][1] if "tokens" in axes else 1)
+
+    def write(token: int) -> Samples:
+        last[:] = [*last[1:], token]
+        given = np.array([last])
+        predicted, *after = decoder.run(None, {"tokens": given} if "tokens" in axes else {"token": given, **state})
+        state.update(zip(state, after, strict=True))
+        return predicted
+
+    return write
 
 
 def _nothing(about: Mapping[str, Any], graph: str) -> dict[str, Samples]:
@@ -130,14 +147,23 @@ def load_sherpa(folder: Path) -> Recognise:
     kind, _, make = about["recogniser"].partition(".")
     arguments = {name: str(folder / file) for name, file in about["arguments"].items()}
     recogniser = getattr(getattr(sherpa_onnx, kind), make)(**arguments, num_threads=1)
+    rate, tail = about["sample_rate"], np.zeros(about.get("tail_samples", 0), np.float32)
+
+    def recognise_stream(samples: Samples) -> str:
+        stream, spoken = recogniser.create_stream(), np.concatenate([samples, tail])
+        for first in range(0, len(spoken), CHUNK_SAMPLES):
+            stream.accept_waveform(rate, spoken[first : first + CHUNK_SAMPLES])
+            while recogniser.is_ready(stream):
+                recogniser.decode_stream(stream)
+        return " ".join(recogniser.get_result(stream).split())
 
     def recognise(samples: Samples) -> str:
         stream = recogniser.create_stream()
-        stream.accept_waveform(about["sample_rate"], samples)
+        stream.accept_waveform(rate, samples)
         recogniser.decode_stream(stream)
         return " ".join(stream.result.text.split())
 
-    return recognise
+    return recognise_stream if kind == "OnlineRecognizer" else recognise
 
 
 def main() -> None:

@@ -152,10 +152,13 @@ def test_the_crdnn_gives_the_log_probabilities_of_its_ctc_branch(trained: Traine
     assert written["parameters"] < sum(p.numel() for p in recogniser.parameters.values()), "without its decoder"
 
 
-def test_the_transducer_streams_and_says_the_same_in_chunks_of_any_length(trained: Trained, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["transducer", "streamed"])
+def test_the_transducer_streams_and_says_the_same_in_chunks_of_any_length(
+    name: str, trained: Trained, tmp_path: Path
+) -> None:
     from exported import load_exported
 
-    recogniser = trained("transducer")
+    recogniser = trained(name)
     export_onnx(recogniser, tmp_path / "out")
     stream = recogniser.family.recognition.stream  # type: ignore[union-attr]
     assert stream is not None

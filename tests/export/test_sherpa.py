@@ -8,6 +8,7 @@ import sys
 import venv
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,13 @@ import sherpa_onnx
 import soundfile
 import torch
 from tests.export.test_onnx import pretrained, small
-from tests.export.tone_models import WORDS, as_floats, noisy_tones, tones
+from tests.export.tone_models import STREAMED, WORDS, as_floats, noisy_tones, teach, tones
 from tests.guides import DOCS, blocks
 
 from sottovoce.base.errors import InputError
 from sottovoce.data.audio.waveforms import pad_waveforms
 from sottovoce.data.text.normalisation import normalise_text
+from sottovoce.data.text.tokens import CharacterTokens
 from sottovoce.export.sherpa import export_sherpa
 from sottovoce.models.attention_search import SearchOptions
 from sottovoce.models.decoding import decode_greedily
@@ -48,12 +50,17 @@ def our_texts(recogniser: Recogniser, samples: list[np.ndarray], *, how: SearchO
     return texts
 
 
-def their_texts(folder: Path, samples: list[np.ndarray]) -> list[str]:
-    """By the recogniser that the folder names, all recordings at once."""
+def load_theirs(folder: Path) -> tuple[Any, Mapping[str, Any]]:
+    """The recogniser that the folder names, and what else it says."""
     about = json.loads((folder / "sherpa.json").read_text(encoding="utf-8"))
     kind, _, make = about["recogniser"].partition(".")
     arguments: Mapping[str, str] = {name: str(folder / file) for name, file in about["arguments"].items()}
-    recogniser = getattr(getattr(sherpa_onnx, kind), make)(**arguments)
+    return getattr(getattr(sherpa_onnx, kind), make)(**arguments), about
+
+
+def their_texts(folder: Path, samples: list[np.ndarray]) -> list[str]:
+    """By the recogniser that the folder names, all recordings at once."""
+    recogniser, about = load_theirs(folder)
     streams = [recogniser.create_stream() for _ in samples]
     for stream, own in zip(streams, samples, strict=True):
         stream.accept_waveform(about["sample_rate"], as_floats(own))
@@ -118,16 +125,97 @@ def test_moonshine_reads_real_recordings(real_speech: Path, tmp_path: Path) -> N
     assert len(" ".join(ours).split()) > 50
 
 
+# Streams.
+
+
+def our_streams(recogniser: Recogniser, samples: list[np.ndarray]) -> list[list[tuple[str, int]]]:
+    """The pieces of each recording, with their steps."""
+    stream, pieces = recogniser.family.recognition.stream, recogniser.tokens.pieces()  # type: ignore[union-attr]
+    assert stream is not None
+    found = (stream(recogniser.parameters, own, None, settings=recogniser.settings)[0] for own in samples)
+    return [[(pieces[token], step) for token, step in own] for own in found]
+
+
+def their_streams(folder: Path, samples: list[np.ndarray], *, chunk: int) -> list[list[tuple[str, int]]]:
+    """All recordings side by side, each given in chunks; times are those of steps of 40 ms."""
+    recogniser, about = load_theirs(folder)
+    spoken = [np.concatenate([as_floats(own), np.zeros(about["tail_samples"], np.float32)]) for own in samples]
+    streams = [recogniser.create_stream() for _ in spoken]
+    for first in range(0, max(map(len, spoken)), chunk):
+        for stream, own in zip(streams, spoken, strict=True):
+            stream.accept_waveform(about["sample_rate"], own[first : first + chunk])
+        while ready := [stream for stream in streams if recogniser.is_ready(stream)]:
+            recogniser.decode_streams(ready)
+    results = [recogniser.get_result_all(stream) for stream in streams]
+    return [
+        [(token, round(time / 0.04)) for token, time in zip(own.tokens, own.timestamps, strict=True)] for own in results
+    ]
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
+def test_their_stream_writes_what_ours_does_step_by_step(int8: bool, trained: Trained, tmp_path: Path) -> None:
+    """With pieces, one of which writes nothing."""
+    recogniser = trained("streamed", pieces=True)
+    export_sherpa(recogniser, tmp_path / "out", int8=int8)
+    spoken = tones(pitches=(1.0, 1.03))
+    ours = our_streams(recogniser, spoken)
+    texts = ["".join(piece for piece, _ in own).strip() for own in ours]
+    assert sum(text == word for text, word in zip(texts, WORDS * 2, strict=True)) >= len(WORDS)
+    for chunk in (1_600, 333):
+        theirs = their_streams(tmp_path / "out", spoken, chunk=chunk)
+        differ = sum(one != other for one, other in zip(ours, theirs, strict=True))
+        assert differ <= (len(ours) // 10 if int8 else 0), list(zip(ours, theirs, strict=True))
+
+
+@pytest.fixture(scope="module")
+def digits(real_speech: Path) -> tuple[Recogniser, list[np.ndarray]]:
+    """A recogniser that knows ten real recordings by heart, and forty more by people whom it has not heard."""
+    files = sorted((real_speech / "audiomnist").rglob("*.flac"))
+    rows = (real_speech / "audiomnist/train.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    said = {row.split("\t")[1]: row.split("\t")[2] for row in rows}
+    words = list(dict.fromkeys(said[file.name] for file in files))
+    one_each = [next(file for file in files if said[file.name] == word) for word in words]
+    known, others = (
+        [soundfile.read(file, dtype="int16")[0] for file in chosen]
+        for chosen in (one_each, files[:: len(files) // 40][:40])
+    )
+    tokens = CharacterTokens.seen_in(words)
+    return teach(known, words, tokens=tokens, options=STREAMED, steps=400), [*known, *others]
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
+def test_their_stream_reads_real_recordings_as_ours_does(
+    int8: bool, digits: tuple[Recogniser, list[np.ndarray]], tmp_path: Path
+) -> None:
+    recogniser, spoken = digits
+    export_sherpa(recogniser, tmp_path / "out", int8=int8)
+    ours, theirs = our_streams(recogniser, spoken), their_streams(tmp_path / "out", spoken, chunk=1_600)
+    assert len({"".join(piece for piece, _ in own) for own in ours}) > 5, "texts that differ from one another"
+    differ = sum(one != other for one, other in zip(ours, theirs, strict=True))
+    assert differ <= (len(ours) // 4 if int8 else 0), list(zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"input": "filterbanks"}, {"prediction": "stateless"}], ids=str)
+def test_transducers_that_cannot_be_streamed_there_are_told_what_to_train(
+    options: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="model.input=filterbanks and model.prediction=stateless, or --to onnx"):
+        export_sherpa(small("transducer", **options), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# What is refused.
+
+
 @pytest.mark.parametrize(
     ("recogniser", "why"),
     [
-        (lambda _: small("transducer"), "streams mel filterbanks, and this transducer takes log-power spectra"),
         (lambda _: small("ctc_transformer", as_released=True), "Kaldi's filterbanks, and as_released has others"),
         (lambda place: pretrained("parakeet_ctc", place), "no recogniser that takes the features of this model"),
         (lambda place: pretrained("wavlm", place), "no recogniser that takes the features of this model"),
         (lambda place: pretrained("whisper", place), "runs whisper with a decoder of another form"),
     ],
-    ids=["transducer", "as released", "parakeet", "wavlm", "whisper"],
+    ids=["as released", "parakeet", "wavlm", "whisper"],
 )
 def test_what_does_not_fit_is_refused_with_its_reason(
     recogniser: Callable[[Path], Recogniser], why: str, tmp_path: Path
@@ -137,11 +225,12 @@ def test_what_does_not_fit_is_refused_with_its_reason(
 
 
 @pytest.mark.long
-def test_the_guides_program_runs_where_only_their_packages_are(trained: Trained, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ctc_transformer", "streamed"])
+def test_the_guides_program_runs_where_only_their_packages_are(name: str, trained: Trained, tmp_path: Path) -> None:
     """A new environment with sherpa-onnx and soundfile, taken from this one: nothing of ours can be imported."""
     (program,) = blocks(DOCS / "guides/on-a-phone.md", "py")
     (tmp_path / program.file).write_text(program.content, encoding="utf-8")
-    export_sherpa(trained("ctc_transformer"), tmp_path / "phone")
+    export_sherpa(trained(name), tmp_path / "phone")
     soundfile.write(tmp_path / "word.wav", tones()[0], 16_000)
     place = tmp_path / "clean"
     venv.create(place, with_pip=False)

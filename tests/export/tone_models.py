@@ -1,7 +1,7 @@
 """Small recognisers that have learned to read tones, and those tones: texts of untrained models would show little."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,18 @@ from tests.tones import say
 
 from sottovoce.base.seeds import stream, torch_stream
 from sottovoce.data.audio.waveforms import pad_waveforms
-from sottovoce.data.text.tokens import CharacterTokens, train_sentence_pieces
-from sottovoce.models.family import extract_float32_features, find_family
+from sottovoce.data.text.tokens import CharacterTokens, Tokens, train_sentence_pieces
+from sottovoce.models.family import DEFAULT, extract_float32_features, find_family
 from sottovoce.models.recogniser import Recogniser, create_recogniser
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # where exported models are run without torch
 
-OPTIONS: dict[str, tuple[dict[str, Any], int, float]] = {  # of a tiny model, steps and rate
-    "ctc_transformer": ({"layers": 2, "width": 48, "dropout": 0.0, "layer_drop": 0.0}, 90, 5e-3),
-    "crdnn": ({"dropout": 0.0, "mu": 0.0}, 50, 5e-3),
-    "transducer": ({}, 300, 5e-3),
+STREAMED: dict[str, Any] = {"family": "transducer", "input": "filterbanks", "prediction": "stateless"}
+OPTIONS: dict[str, tuple[dict[str, Any], int]] = {  # of a tiny model, and steps
+    "ctc_transformer": ({"layers": 2, "width": 48, "dropout": 0.0, "layer_drop": 0.0}, 90),
+    "crdnn": ({"family": "crdnn", "dropout": 0.0, "mu": 0.0}, 50),
+    "transducer": ({"family": "transducer"}, 300),
+    "streamed": (STREAMED, 300),
 }
 WORDS = ("abc", "dead", "bee", "cab", "ace", "dab", "ebb", "add", "deed", "cede")
 
@@ -45,14 +47,22 @@ def noisy_tones(**options: Any) -> list[np.ndarray]:
 
 @cache
 def train(name: str, *, pieces: bool = False) -> Recogniser:
-    family, (options, steps, rate) = find_family(name), OPTIONS[name]
+    options, steps = OPTIONS[name]
     tokens = train_sentence_pieces(WORDS * 20, size=9) if pieces else CharacterTokens("abcde")
-    settings = family.Options(family=name, size="tiny", **options).settings(tokens=tokens.size + 1)
-    made = create_recogniser(family, settings, tokens, language="en", generator=torch_stream(2, "model", name))
+    return teach(tones(), WORDS, tokens=tokens, options=options, steps=steps)
+
+
+def teach(
+    spoken: Sequence[np.ndarray], texts: Sequence[str], *, tokens: Tokens, options: Mapping[str, Any], steps: int
+) -> Recogniser:
+    """A tiny recogniser that has learned so much by heart."""
+    family = find_family(options.get("family", DEFAULT))
+    settings = family.Options(size="tiny", **options).settings(tokens=tokens.size + 1)
+    made = create_recogniser(family, settings, tokens, language="en", generator=torch_stream(2, "model", family.name))
     weights = {key: p.requires_grad_() for key, p in made.parameters.items()}
-    speech = pad_waveforms(tones(), [tokens.encode(word) for word in WORDS])
+    speech = pad_waveforms(list(spoken), [tokens.encode(text) for text in texts])
     features = extract_float32_features(family, speech, settings=settings)
-    optimiser = torch.optim.Adam(weights.values(), lr=rate)
+    optimiser = torch.optim.Adam(weights.values(), lr=5e-3)
     for _ in range(steps):
         optimiser.zero_grad()
         family.loss(weights, features, settings=settings, draws=None).backward()

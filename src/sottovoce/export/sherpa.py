@@ -37,6 +37,7 @@ def export_sherpa(recogniser: Recogniser, folder: Path, *, int8: bool = False) -
                 "language": recogniser.language,
                 "sample_rate": SAMPLE_RATE,
                 "precision": "int8" if int8 else "float32",
+                **({"tail_samples": model.tail_samples} if model.tail_samples else {}),
             },
         )
         return summarise(written, folder, parameters=count_weights(model.graphs.values()))

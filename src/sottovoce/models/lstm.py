@@ -71,9 +71,6 @@ class LstmState(NamedTuple):
     hidden_LWD: Tensor
     cell_LWD: Tensor
 
-    def take(self, rows: Tensor) -> "LstmState":
-        return LstmState(self.hidden_LWD[:, rows], self.cell_LWD[:, rows])
-
 
 def at_rest(x: Tensor, cells: Sequence[Cell]) -> LstmState:
     """Before the first step, for as many lines as `x` has."""

@@ -53,13 +53,15 @@ class OnnxModel:
 class SherpaModel:
     """A model as sherpa-onnx loads it: a constructor of its recognisers, and the graph behind each of its arguments.
 
-    `metadata` are those of every graph. `symbols` are the lines of `tokens.txt`, by the number of their token.
+    `metadata` are those of every graph. `symbols` are the lines of `tokens.txt`, by the number of their token. A
+    streaming recogniser needs `tail_samples` of silence behind a recording to read all of it.
     """
 
     recogniser: str
     graphs: Mapping[str, Graph]
     symbols: Mapping[int, str]
     metadata: Mapping[str, str] = field(default_factory=dict)
+    tail_samples: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,7 @@ def sherpa_from_filterbanks(emit: Emit, weights: Weights, *, pieces: Sequence[st
     """`emit(weights, filterbanks_BTF, frames_B)`, of Kaldi's filterbanks of 16-bit samples."""
     graph = Graph(
         name="model",
-        module=Function(partial(_emit_texts, emit, _silent(pieces)), weights),
+        module=Function(partial(_emit_texts, emit, silent_outputs(pieces)), weights),
         examples=(_example_filterbanks(), torch.tensor([_EXAMPLE_FRAMES, _EXAMPLE_FRAMES - 9])),
         inputs={"x": (BATCH, "frames", MEL_COUNT), "x_lens": (BATCH,)},
         outputs={"log_probs": (BATCH, "steps", len(pieces)), "log_probs_lens": (BATCH,)},
@@ -180,7 +182,7 @@ def sherpa_from_samples(emit: Emit, weights: Weights, *, pieces: Sequence[str]) 
 
     def log_probs(weights: Weights, samples_BN: Tensor) -> Tensor:
         lengths_B = torch.full_like(samples_BN[:, 0], samples_BN.shape[1], dtype=torch.int64)
-        return _emit_texts(emit, _silent(pieces), weights, samples_BN, lengths_B)[0]
+        return _emit_texts(emit, silent_outputs(pieces), weights, samples_BN, lengths_B)[0]
 
     graph = Graph(
         name="model",
@@ -197,7 +199,7 @@ def sherpa_from_samples(emit: Emit, weights: Weights, *, pieces: Sequence[str]) 
     )
 
 
-def _silent(pieces: Sequence[str]) -> list[int]:
+def silent_outputs(pieces: Sequence[str]) -> list[int]:
     """Outputs besides the blank that write nothing."""
     return [number for number, piece in enumerate(pieces) if number and not piece]
 
@@ -205,14 +207,18 @@ def _silent(pieces: Sequence[str]) -> list[int]:
 def _emit_texts(
     emit: Emit, silent: Sequence[int], weights: Weights, inputs: Tensor, lengths_B: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same texts where outputs that write nothing are the blank: a runtime would write their names."""
     log_probs_BTV, lengths_B = emit(weights, inputs, lengths_B)
+    return merge_silent(log_probs_BTV, silent), lengths_B
+
+
+def merge_silent(log_probs: Tensor, silent: Sequence[int]) -> Tensor:
+    """The same texts where outputs that write nothing are the blank: a runtime would write their names."""
     if not silent:
-        return log_probs_BTV, lengths_B
-    is_silent_V = torch.zeros(log_probs_BTV.shape[2], dtype=torch.bool)
+        return log_probs
+    is_silent_V = torch.zeros(log_probs.shape[-1], dtype=torch.bool)
     is_silent_V[list(silent)] = True
-    blank_BT1 = log_probs_BTV[..., [0, *silent]].amax(dim=2, keepdim=True)
-    return torch.cat([blank_BT1, log_probs_BTV.masked_fill(is_silent_V, NOTHING)[..., 1:]], dim=2), lengths_B
+    blank = log_probs[..., [0, *silent]].amax(dim=-1, keepdim=True)
+    return torch.cat([blank, log_probs.masked_fill(is_silent_V, NOTHING)[..., 1:]], dim=-1)
 
 
 def as_symbols(pieces: Sequence[str]) -> list[str]:

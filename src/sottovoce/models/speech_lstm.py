@@ -5,6 +5,9 @@
 A step ends with the window of its last frame: 15 ms of sound after the 30 ms that it stands for. Steps are computed one
 by one, in chunks with a state that is carried on, or all at once, with the same result.
 
+Other runtimes stream mel filterbanks, and take a step of a model for 40 ms: `filterbanks` are those, four to a step,
+which ends 7.5 ms after what it stands for.
+
 Tensors go by these names in every family that has it, each with `weight` and `bias`:
 
     encoder.dense.L              each followed by a ReLU
@@ -14,12 +17,15 @@ Shapes: U utterances, T frames or steps, F bins, D width.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.base.errors import InputError
@@ -27,11 +33,17 @@ from sottovoce.data.audio.augment import empty_bands
 from sottovoce.data.audio.features import (
     BIN_COUNT,
     HOP_SAMPLES,
+    LEAD_SAMPLES,
+    MEL_COUNT,
+    STREAMED_HZ,
     bin_hertz,
+    filter_hertz,
     frame_count,
     frame_lengths,
     frame_mask,
+    log_mel,
     log_power,
+    mirror_start,
 )
 from sottovoce.data.audio.waveforms import Features, Waveforms
 from sottovoce.models import lstm
@@ -40,6 +52,25 @@ from sottovoce.models.family import FrontEnd, Parameters
 from sottovoce.models.log_mel import Narrow
 from sottovoce.models.lstm import Cell, LstmState
 from sottovoce.models.trainable import with_corrections
+
+Input = Literal["spectra", "filterbanks"]
+
+
+class _Frames(NamedTuple):
+    """What a frame of 10 ms is: so many values, at these frequencies; the first begins `lead_samples` before speech."""
+
+    values: int
+    hertz: Callable[[], NDArray[np.float64]]
+    extract: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    lead_samples: int = 0
+
+
+_INPUTS: Mapping[str, _Frames] = {
+    "spectra": _Frames(BIN_COUNT, bin_hertz, log_power),
+    "filterbanks": _Frames(
+        MEL_COUNT, partial(filter_hertz, STREAMED_HZ), partial(log_mel, highest_hz=STREAMED_HZ), LEAD_SAMPLES
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +88,7 @@ class EncoderSettings:
     lstm_width: int = 1024
     mean: float = -12.0
     deviation: float = 4.0
+    input: Input = "spectra"
 
     def __post_init__(self) -> None:
         check_counts(self, "stack", "dense_layers", "dense_width", "lstm_layers", "lstm_width")
@@ -73,9 +105,19 @@ class EncoderSettings:
     def step_samples(self) -> int:
         return self.stack * HOP_SAMPLES
 
+    @property
+    def values(self) -> int:
+        """Of a frame."""
+        return _INPUTS[self.input].values
+
+    @property
+    def lead_samples(self) -> int:
+        """How many samples the first frame begins before speech; see `mirror_start`."""
+        return _INPUTS[self.input].lead_samples
+
     def steps(self, samples: int) -> int:
         """How many steps an utterance of so many samples has: whole stacks only."""
-        return frame_count(samples) // self.stack
+        return frame_count(samples + self.lead_samples) // self.stack
 
 
 SIZES: Mapping[str, EncoderSettings] = {
@@ -85,10 +127,17 @@ SIZES: Mapping[str, EncoderSettings] = {
 }
 
 
+def named_encoder(size: str, *, input: Input = "spectra") -> EncoderSettings:
+    """The encoder of a named size. Mean and deviation are near those of speech, close to a microphone and far."""
+    if input == "spectra":
+        return SIZES[size]
+    return replace(SIZES[size], input=input, stack=4, mean=-8.0, deviation=4.0)
+
+
 def encoder_shapes(settings: EncoderSettings) -> dict[str, tuple[int, ...]]:
     """Every tensor's shape, in the order of the network."""
     shapes: dict[str, tuple[int, ...]] = {}
-    inputs = settings.stack * BIN_COUNT
+    inputs = settings.stack * settings.values
     for layer in range(settings.dense_layers):
         shapes |= linear_shapes(f"encoder.dense.{layer}", inputs, settings.dense_width)
         inputs = settings.dense_width
@@ -141,27 +190,36 @@ class HasEncoder(Protocol):
 
 def extract_features(recordings: Waveforms, *, settings: HasEncoder, dtype: torch.dtype = torch.float32) -> Features:
     """Normalised features [U, T, F] on the recordings' device, zero behind each utterance's end."""
-    device, frames_U = recordings.samples_N.device, frame_lengths(recordings.lengths_U)
-    lengths_U = recordings.lengths_U.to(device, non_blocking=True)
-    features_UTF = normalised_log_power(recordings.padded_UN, lengths_U, settings=settings.encoder)
+    encoder, device = settings.encoder, recordings.samples_N.device
+    frames_U = frame_lengths(recordings.lengths_U + encoder.lead_samples)
+    lines_UN, lengths_U = recordings.padded_UN, recordings.lengths_U.to(device, non_blocking=True)
+    if encoder.lead_samples:
+        lines_UN, lengths_U = mirror_start(lines_UN, lengths_U)
+    features_UTF = normalised_frames(lines_UN, lengths_U, settings=encoder)
     longest_UTF = features_UTF[:, : int(frames_U.max()) if len(frames_U) else 0]
     return Features(longest_UTF.to(dtype), frames_U, recordings.tokens_UL, recordings.token_lengths_U)
 
 
-def normalised_log_power(lines_UN: Tensor, lengths_U: Tensor, *, settings: EncoderSettings) -> Tensor:
-    features_UTF, frames_U = log_power(lines_UN, lengths_U)
+def normalised_frames(lines_UN: Tensor, lengths_U: Tensor, *, settings: EncoderSettings) -> Tensor:
+    """Of samples that begin where the first frame does, with their lead."""
+    features_UTF, frames_U = _INPUTS[settings.input].extract(lines_UN, lengths_U)
     inside_UT1 = frame_mask(frames_U, features_UTF.shape[1])[:, :, None]
-    return torch.where(inside_UT1, (features_UTF - settings.mean) / settings.deviation, 0.0)
+    return torch.where(inside_UT1, normalise_frames(features_UTF, settings=settings), 0.0)
 
 
-def narrow_log_power(features_UTF: Tensor, frames_U: Tensor, bands_U2: Tensor) -> Tensor:
-    """The same had nothing been recorded outside `bands_U2`: bins are normalised alike whatever the others hold."""
-    hertz_F = torch.from_numpy(bin_hertz()).to(features_UTF.device, torch.float32)
-    return empty_bands(features_UTF, frames_U, bands_U2, hertz_F=hertz_F)
+def normalise_frames(features_UTF: Tensor, *, settings: EncoderSettings) -> Tensor:
+    return (features_UTF - settings.mean) / settings.deviation
 
 
-def _narrow(_settings: Any) -> Narrow:
-    return narrow_log_power
+def _narrow(settings: HasEncoder) -> Narrow:
+    hertz = _INPUTS[settings.encoder.input].hertz()
+
+    def narrow(features_UTF: Tensor, frames_U: Tensor, bands_U2: Tensor) -> Tensor:
+        """The same had nothing been recorded outside `bands_U2`: bins are normalised alike whatever others hold."""
+        hertz_F = torch.from_numpy(hertz).to(features_UTF.device, torch.float32)
+        return empty_bands(features_UTF, frames_U, bands_U2, hertz_F=hertz_F)
+
+    return narrow
 
 
 FRONT_END: FrontEnd[Any] = FrontEnd(extract_features=extract_features, narrow=_narrow)

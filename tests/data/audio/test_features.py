@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sottovoce.data.audio.features import (
+    STREAMED_HZ,
     frame_count,
     frame_lengths,
     frame_mask,
     log_mel,
     log_power,
+    mirror_start,
     normalise_features,
     sample_count,
 )
@@ -54,6 +56,18 @@ def kaldi_features(samples: NDArray[np.int16]) -> NDArray[np.float32]:
     return np.stack([extractor.get_frame(i) for i in range(extractor.num_frames_ready)])
 
 
+def streamed_features(samples: NDArray[np.int16]) -> NDArray[np.float32]:
+    """As sherpa-onnx computes them for a streaming recogniser, while speech may go on."""
+    options = kaldi_native_fbank.FbankOptions()
+    options.frame_opts.dither = 0.0
+    options.frame_opts.snip_edges = False
+    options.mel_opts.num_bins = 80
+    options.mel_opts.high_freq = -400.0
+    extractor = kaldi_native_fbank.OnlineFbank(options)
+    extractor.accept_waveform(16_000, (samples / 32768).astype(np.float32))
+    return np.array([extractor.get_frame(i) for i in range(extractor.num_frames_ready)])
+
+
 def noisy_tone(samples: int, *, seed: int = 0, offset: float = 0.0) -> NDArray[np.int16]:
     rng = np.random.default_rng(seed)
     wave = 8_000 * np.sin(np.arange(samples) * 0.3) + rng.normal(0, 500, samples) + offset
@@ -85,6 +99,25 @@ def test_equals_lhotse_and_kaldi_on_speech_in_one_batch(speech: list[NDArray[np.
     features_BTF, frame_lengths_B = features_of(speech)
     for clip, features_TF, frames in zip(speech, features_BTF, frame_lengths_B.tolist(), strict=True):
         assert_like_references(clip, features_TF[:frames])
+
+
+def test_streamed_filterbanks_equal_kaldis_on_speech_in_one_batch(speech: list[NDArray[np.int16]]) -> None:
+    features_BTF, frame_lengths_B = log_mel(*mirror_start(*padded(speech)), highest_hz=STREAMED_HZ)
+    for clip, features_TF, frames in zip(speech, features_BTF, frame_lengths_B.tolist(), strict=True):
+        theirs = streamed_features(clip)
+        assert theirs.shape == (frames, 80)
+        difference = np.abs(features_TF[:frames].numpy() - theirs)
+        assert np.quantile(difference, 0.9999) < 1e-3  # as above
+        assert difference.max() < 1e-2
+
+
+@pytest.mark.parametrize("samples", [280, 439, 440, 16_000, 16_119, 16_120])
+def test_streamed_filterbanks_equal_kaldis_at_frame_boundaries(samples: int) -> None:
+    clip, other = noisy_tone(samples, offset=3_000.0), noisy_tone(17_000, seed=1)
+    features_BTF, frame_lengths_B = log_mel(*mirror_start(*padded([clip, other])), highest_hz=STREAMED_HZ)
+    theirs = streamed_features(clip)
+    assert len(theirs) == frame_lengths_B[0]
+    np.testing.assert_allclose(features_BTF[0, : len(theirs)].numpy(), theirs, atol=1e-3)
 
 
 @pytest.mark.parametrize("samples", [400, 559, 560, 16_000, 16_159, 16_160])

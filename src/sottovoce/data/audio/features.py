@@ -5,6 +5,10 @@ ms Povey window every 10 ms, snip_edges=True, dither=0, remove_dc_offset=True, p
 512-point FFT, triangles on the HTK mel scale from 20 Hz to the Nyquist frequency, no energy term, samples in [-1, 1),
 log floored at float32's machine epsilon. One exception: a clip shorter than one window gives one frame, not none.
 
+Streaming recognisers of icefall and sherpa-onnx have others: filters up to 7.6 kHz (`STREAMED_HZ`), and windows around
+the middle of their 10 ms, snip_edges=False. `mirror_start` lays before a recording what its first window lacks. At its
+end only whole windows count: what would stand in for the rest of the last ones has not been said.
+
     B  utterances    N  samples    T  frames    F  mel filters, or bins
 """
 
@@ -29,6 +33,9 @@ FFT_SAMPLES = 512
 BIN_COUNT = FFT_SAMPLES // 2  # without the one at 0 Hz, of which each frame's mean was taken off
 PRE_EMPHASIS = 0.97
 LOWEST_HZ = 20.0
+HIGHEST_HZ = SAMPLE_RATE / 2
+STREAMED_HZ = 7_600.0
+LEAD_SAMPLES = (WINDOW_SAMPLES - HOP_SAMPLES) // 2  # before a recording, so that its first window is around 5 ms
 TELEPHONE_HZ = (300.0, 3_400.0)  # of all speech there is this much
 LOG_FLOOR = torch.finfo(torch.float32).eps
 LEAST_POWER = 1e-10  # of a bin; what rounding to 16 bits adds to each is a hundred times as much
@@ -81,7 +88,12 @@ def frame_mask(frame_lengths_B: Tensor, frames: int) -> Tensor:
 
 
 def log_mel(
-    waveforms_BN: Tensor, lengths_B: Tensor, *, mel_count: int = MEL_COUNT, dtype: torch.dtype = torch.float32
+    waveforms_BN: Tensor,
+    lengths_B: Tensor,
+    *,
+    mel_count: int = MEL_COUNT,
+    highest_hz: float = HIGHEST_HZ,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Log-mel filterbanks [B, T, F] and the frames of each utterance [B]; frames of padding are left as they come.
 
@@ -97,7 +109,7 @@ def log_mel(
     is_integer = waveforms_BN.dtype == torch.int16
     assert is_integer or waveforms_BN.is_floating_point(), f"int16 or floats expected, got {waveforms_BN.dtype}"
     with torch.autocast(device_type=waveforms_BN.device.type, enabled=False):
-        window, filters, waves = _constants(waveforms_BN.device, mel_count, is_integer, dtype)
+        window, filters, waves = _constants(waveforms_BN.device, mel_count, is_integer, dtype, highest_hz)
         power = _power_spectrum(_inside(waveforms_BN, lengths_B, dtype), window, waves)
         features_BTF = (power @ filters).clamp_min_(LOG_FLOOR).log_()
     return features_BTF, frame_lengths(lengths_B)
@@ -114,6 +126,18 @@ def log_power(waveforms_BN: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
         power = _power_spectrum(_inside(waveforms_BN, lengths_B), window, waves)
         features_BTF = power.view(*power.shape[:2], -1, 2).sum(dim=3)[:, :, 1:].clamp_min_(LEAST_POWER).log_()
     return features_BTF, frame_lengths(lengths_B)
+
+
+def mirror_start(waveforms_BN: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
+    """`LEAD_SAMPLES` more before each utterance, its first ones backwards, and the lengths with them.
+
+    >>> mirror_start(torch.arange(200)[None], torch.tensor([200]))[0][0, 118:123].tolist()
+    [1, 0, 0, 1, 2]
+    """
+    inside_BN = torch.arange(waveforms_BN.shape[1], device=waveforms_BN.device) < lengths_B[:, None]
+    samples_BN = waveforms_BN.where(inside_BN, 0)
+    first_BN = torch.nn.functional.pad(samples_BN, (0, max(LEAD_SAMPLES - samples_BN.shape[1], 0)))[:, :LEAD_SAMPLES]
+    return torch.cat([first_BN.flip(1), samples_BN], dim=1), lengths_B + LEAD_SAMPLES
 
 
 def normalise_features(features_BTF: Tensor, frame_lengths_B: Tensor) -> Tensor:
@@ -187,20 +211,26 @@ def _power_spectrum(samples_BN: Tensor, window: Tensor, waves: Tensor) -> Tensor
     return torch.view_as_real(spectrum).square().flatten(2)
 
 
-_CONSTANTS: dict[tuple[torch.device, int, bool, torch.dtype], tuple[Tensor, Tensor, Tensor]] = {}
+_CONSTANTS: dict[tuple[torch.device, int, bool, torch.dtype, float], tuple[Tensor, Tensor, Tensor]] = {}
 
 
 def _constants(
-    device: torch.device, mel_count: int, is_integer: bool, dtype: torch.dtype = torch.float32
+    device: torch.device,
+    mel_count: int,
+    is_integer: bool,
+    dtype: torch.dtype = torch.float32,
+    highest_hz: float = HIGHEST_HZ,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The window, the mel filters and the windowed waves of the Fourier transform, made once a device.
 
     Scaling the window spares a pass over integer samples.
     """
-    key = (device, mel_count, is_integer, dtype)
+    key = (device, mel_count, is_integer, dtype, highest_hz)
     scale = INT16_SCALE if is_integer else 1.0
     if key not in _CONSTANTS:
-        filters = np.repeat(mel_filters(mel_count), 2, axis=0)  # once for the real, once for the imaginary part
+        filters = np.repeat(
+            mel_filters(mel_count, highest_hz), 2, axis=0
+        )  # once for the real, once for the imaginary part
         window = _povey_window() * scale
         arrays = (window, filters, window[:, None] * fourier_waves())
         first, second, third = (torch.from_numpy(array).to(dtype).to(device) for array in arrays)
@@ -228,22 +258,22 @@ def fourier_waves() -> NDArray[np.float64]:
     return np.stack([np.cos(2 * np.pi * turns), -np.sin(2 * np.pi * turns)], axis=2).reshape(WINDOW_SAMPLES, -1)
 
 
-def mel_filters(mel_count: int) -> NDArray[np.float64]:
+def mel_filters(mel_count: int, highest_hz: float = HIGHEST_HZ) -> NDArray[np.float64]:
     """Triangular filters [bins, F], evenly spaced and with straight sides on the mel scale, none on the last bin."""
-    edges = np.linspace(_mel(LOWEST_HZ), _mel(SAMPLE_RATE / 2), mel_count + 2)
+    edges = np.linspace(_mel(LOWEST_HZ), _mel(highest_hz), mel_count + 2)
     bins = _mel(np.arange(FFT_SAMPLES // 2) * SAMPLE_RATE / FFT_SAMPLES)[:, None]
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
     return np.pad(np.minimum(rising, falling).clip(min=0.0), ((0, 1), (0, 0)))
 
 
-def filter_hertz() -> NDArray[np.float64]:
+def filter_hertz(highest_hz: float = HIGHEST_HZ) -> NDArray[np.float64]:
     """The frequency at which each of our filters is highest, [F].
 
     >>> filter_hertz()[[0, 39, 79]].round().tolist()
     [42.0, 1765.0, 7736.0]
     """
-    edges = np.linspace(_mel(LOWEST_HZ), _mel(SAMPLE_RATE / 2), MEL_COUNT + 2)
+    edges = np.linspace(_mel(LOWEST_HZ), _mel(highest_hz), MEL_COUNT + 2)
     return 700.0 * np.expm1(edges[1:-1] / 1127.0)
 
 

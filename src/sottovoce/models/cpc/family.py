@@ -17,7 +17,7 @@ from sottovoce.models.cpc.loss import accuracies, contrast, contrastive_losses, 
 from sottovoce.models.cpc.settings import SIZES, Settings, init, parameter_shapes
 from sottovoce.models.cpc.stacked import join_draws, shared_bytes, shared_losses, stacked_bytes, stacked_losses
 from sottovoce.models.family import Family, Inspection, Parameters, Presentation, Stacked, Stacking, Training, Transfer
-from sottovoce.models.speech_lstm import FRONT_END, encode_features
+from sottovoce.models.speech_lstm import FRONT_END, Input, encode_features, named_encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +28,15 @@ class Options:
     size: str = "ramesh"
     ahead: int = 12
     candidates: int = 128
+    input: Input | None = None  # None is not written, so that older recipes are written as they always were
 
     def __post_init__(self) -> None:
         check_size(self.size, SIZES)
         self.settings()
 
     def settings(self, *, tokens: int = 1) -> Settings:
-        return Settings(encoder=SIZES[self.size], ahead=self.ahead, candidates=self.candidates)
+        encoder = named_encoder(self.size, input=self.input or "spectra")
+        return Settings(encoder=encoder, ahead=self.ahead, candidates=self.candidates)
 
 
 KINDS = {

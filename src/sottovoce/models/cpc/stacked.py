@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sottovoce.data.audio.features import BIN_COUNT, HOP_SAMPLES
+from sottovoce.data.audio.features import HOP_SAMPLES
 from sottovoce.data.audio.waveforms import Features
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.models import lstm
@@ -60,7 +60,7 @@ def shared_bytes(settings: Settings, *, seconds: float, steps: int) -> float:
     """What a client with `seconds` of speech takes besides the weights."""
     encoder = settings.encoder
     a_second = SAMPLE_RATE / HOP_SAMPLES / encoder.stack
-    inputs = encoder.stack * BIN_COUNT + 2 * encoder.dense_layers * encoder.dense_width
+    inputs = encoder.stack * encoder.values + 2 * encoder.dense_layers * encoder.dense_width
     numbers = inputs + 10 * encoder.lstm_layers * encoder.lstm_width + 3 * settings.ahead * encoder.dense_width
     scores = settings.ahead * a_second * min(seconds, USUAL_SECONDS)
     return seconds * a_second * (2 * numbers + SCORE_BYTES * scores)

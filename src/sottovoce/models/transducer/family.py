@@ -17,25 +17,37 @@ from sottovoce.models.attention_search import SearchOptions
 from sottovoce.models.checks import check_size
 from sottovoce.models.decoding import Hypothesis
 from sottovoce.models.family import Family, Inspection, Parameters, Presentation, Recognition, Transfer
-from sottovoce.models.speech_lstm import FRONT_END, EncoderSettings, encode_features, encoder_shapes
+from sottovoce.models.speech_lstm import FRONT_END, EncoderSettings, Input, encode_features, encoder_shapes
 from sottovoce.models.trainable import with_corrections
-from sottovoce.models.transducer.network import SIZES, Settings, init, named_settings, parameter_shapes, predict
+from sottovoce.models.transducer.network import (
+    SIZES,
+    Prediction,
+    Settings,
+    init,
+    named_settings,
+    parameter_shapes,
+    predict,
+)
 from sottovoce.models.transducer.onnx import EXPORT
 from sottovoce.models.transducer.search import recognise_stream, search_transducer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A named size."""
+    """A named size, and what differs from the paper's: see `speech_lstm` for the `input`, `network` for the rest."""
 
     family: str = "transducer"
     size: str = "ramesh"
+    input: Input | None = None  # None is not written, so that older recipes are written as they always were
+    prediction: Prediction | None = None  # likewise
 
     def __post_init__(self) -> None:
         check_size(self.size, SIZES)
 
     def settings(self, *, tokens: int) -> Settings:
-        return named_settings(self.size, tokens=tokens)
+        return named_settings(
+            self.size, tokens=tokens, input=self.input or "spectra", prediction=self.prediction or "lstm"
+        )
 
 
 KINDS = {
@@ -45,6 +57,8 @@ KINDS = {
     "embedding": "embedding of tokens",
     "predictor.input": "prediction network: LSTM, input",
     "predictor.recurrent": "prediction network: LSTM, recurrent",
+    "predictor.context": "prediction network: the last two tokens",
+    "predictor.projection": "prediction network: projection",
     "output": "joint",
 }
 

@@ -1,7 +1,7 @@
 """From encoder steps to texts: greedy search, whose state can be carried on, and beam search.
 
 Greedy search takes the best output at each step and, as long as that is a token, asks again; several steps are scored
-together. Beam search is synchronous in time: at each step every text goes on by a blank or by up to `MOST_AT_ONCE`
+together. Beam search is synchronous in time: at each step every text goes on by a blank or by up to `most_at_once`
 tokens, and texts that were reached in several ways are one, with the sum of their probabilities.
 
 Shapes: U utterances, B rows, T encoder steps, A steps looked at together, D width, V outputs.
@@ -25,11 +25,10 @@ from sottovoce.models.ctc import BLANK
 from sottovoce.models.decoding import Hypothesis
 from sottovoce.models.family import Parameters
 from sottovoce.models.lstm import LstmState
-from sottovoce.models.speech_lstm import encode_frames, normalised_log_power
+from sottovoce.models.speech_lstm import encode_frames, normalised_frames
 from sottovoce.models.trainable import with_corrections
-from sottovoce.models.transducer.network import Settings, joint, predict_next
+from sottovoce.models.transducer.network import PredictionState, Settings, joint, predict_next
 
-MOST_AT_ONCE = 5  # tokens in one step: nobody says more in 30 ms
 AHEAD = 8
 
 
@@ -37,7 +36,7 @@ class Written(NamedTuple):
     """What greedy search remembers of the text so far: g, and the prediction network's state."""
 
     predicted_UD: Tensor
-    state: LstmState
+    state: PredictionState
 
 
 def nothing_written(weights: Parameters, rows: int, *, settings: Settings) -> Written:
@@ -72,7 +71,7 @@ def search_greedily(
         log_probs_UAV = joint(weights, near_UAD, predicted_UD[:, None], temperature=temperature)
         best_UA = log_probs_UAV.argmax(dim=-1)
         writes_UA = inside_UA & (best_UA != BLANK)
-        writes_UA[:, 0] &= at_once_U < MOST_AT_ONCE
+        writes_UA[:, 0] &= at_once_U < settings.most_at_once
         writes_U = writes_UA.any(dim=1)
         blanks_U = torch.where(writes_U, writes_UA.int().argmax(dim=1), inside_UA.sum(dim=1))
         token_U = best_UA.gather(1, blanks_U.clamp(max=AHEAD - 1)[:, None])[:, 0]
@@ -85,15 +84,19 @@ def search_greedily(
         rows = writes_U.nonzero().flatten()
         if not len(rows):
             continue
-        next_B1D, next_state = predict_next(weights, token_U[rows, None], state.take(rows), settings=settings)
+        next_B1D, next_state = predict_next(weights, token_U[rows, None], _take(state, rows), settings=settings)
         predicted_UD = predicted_UD.index_copy(0, rows, next_B1D[:, 0])
-        state = LstmState(*(old.index_copy(1, rows, new) for old, new in zip(state, next_state, strict=True)))
+        state = tuple(old.index_copy(1, rows, new) for old, new in zip(state, next_state, strict=True))
         for row, token, step in zip(rows.tolist(), token_U[rows].tolist(), step_U[rows].tolist(), strict=True):
             tokens[row].append(token)
             frames[row].append(step)
     scores = score_U.tolist()
     found = [Hypothesis(*own) for own in zip(tokens, frames, scores, strict=True)]
     return found, Written(predicted_UD, state)
+
+
+def _take(state: PredictionState, rows: Tensor) -> PredictionState:
+    return tuple(own[:, rows] for own in state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ class _Beams:
         """One step of speech, for those utterances that have it."""
         reached: dict[int, dict[tuple[int, ...], _Text]] = {utterance: {} for utterance in active}
         going = {utterance: self.texts[utterance] for utterance in active}
-        for count in range(MOST_AT_ONCE + 1):
+        for count in range(self.settings.most_at_once + 1):
             flat = [(utterance, text) for utterance, texts in going.items() for text in texts]
             if not flat:
                 break
@@ -128,7 +131,8 @@ class _Beams:
             )
             for (utterance, text), blank in zip(flat, log_probs_BV[:, BLANK].tolist(), strict=True):
                 _reach(reached[utterance], replace(text, score=text.score + blank))
-            going = {} if count == MOST_AT_ONCE else self._further(flat, log_probs_BV, reached, step=step)
+            is_last = count == self.settings.most_at_once
+            going = {} if is_last else self._further(flat, log_probs_BV, reached, step=step)
         for utterance, texts in reached.items():
             self.texts[utterance] = _best(texts.values(), self.how.width)
         self._forget()
@@ -164,16 +168,16 @@ class _Beams:
         device = self.predicted_BD.device
         parents = torch.tensor([text.row for text in flat], device=device)
         tokens_B1 = torch.tensor([[text.tokens[-1]] for text in flat], device=device)
-        next_B1D, state = predict_next(self.weights, tokens_B1, self.state.take(parents), settings=self.settings)
+        next_B1D, state = predict_next(self.weights, tokens_B1, _take(self.state, parents), settings=self.settings)
         rows = iter(range(len(self.predicted_BD), len(self.predicted_BD) + len(flat)))
         self.predicted_BD = torch.cat([self.predicted_BD, next_B1D[:, 0]])
-        self.state = LstmState(*(torch.cat(pair, dim=1) for pair in zip(self.state, state, strict=True)))
+        self.state = tuple(torch.cat(pair, dim=1) for pair in zip(self.state, state, strict=True))
         return {utterance: [replace(text, row=next(rows)) for text in texts] for utterance, texts in going.items()}
 
     def _forget(self) -> None:
         """Rows of texts that are no more."""
         rows = torch.tensor([text.row for texts in self.texts for text in texts], device=self.predicted_BD.device)
-        self.predicted_BD, self.state = self.predicted_BD[rows], self.state.take(rows)
+        self.predicted_BD, self.state = self.predicted_BD[rows], _take(self.state, rows)
         left = iter(range(len(rows)))
         self.texts = [[replace(text, row=next(left)) for text in texts] for texts in self.texts]
 
@@ -227,7 +231,8 @@ def search_transducer(
 
 
 # Speech that is still being spoken: samples in, tokens out. A step's tokens come as soon as the window of its last
-# frame is there, 45 ms after the step began. They are those of greedy search in the whole recording: all is causal.
+# frame is there, 45 ms after the step began (47.5 ms with filterbanks). They are those of greedy search in the whole
+# recording: all is causal.
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,13 +251,15 @@ def recognise_stream(
     """The tokens that follow, each with its step, and from where to go on."""
     before = before or StreamState(np.zeros(0, dtype=np.int16))
     left_N, encoder = np.concatenate([before.left_N, samples_N]), settings.encoder
-    frames = (len(left_N) - WINDOW_SAMPLES) // HOP_SAMPLES + 1
+    lead_N = left_N[: 0 if before.steps else encoder.lead_samples][::-1]  # as `mirror_start` has it
+    frames = (len(lead_N) + len(left_N) - WINDOW_SAMPLES) // HOP_SAMPLES + 1
     if (steps := max(frames, 0) // encoder.stack) == 0:
         return [], StreamState(left_N, before.steps, before.encoder, before.written)
     weights = with_corrections(parameters)
+    left_N = np.concatenate([lead_N, left_N])
     samples_1N = torch.from_numpy(left_N)[None].to(weights["output.bias"].device)
     with torch.no_grad():
-        features_1TF = normalised_log_power(
+        features_1TF = normalised_frames(
             samples_1N, torch.tensor([len(left_N)]).to(samples_1N.device), settings=encoder
         )
         encoded_1TD, state = encode_frames(
