@@ -1,6 +1,7 @@
 """How commands show that they go on, and how tables stand in narrow terminals."""
 
 import io
+import itertools
 import os
 from pathlib import Path
 
@@ -77,6 +78,20 @@ def test_a_table_is_whole_at_80_columns(
     assert ("cohort 54,321" in row) == (width == 200)
     # The page and the text have all of it at any width.
     assert "1,234,567 (cohort 54,321, ε = 7.9)" in (tmp_path / "report.txt").read_text()
+
+
+def test_paragraphs_of_help_fill_a_terminal_of_any_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Docstrings are broken at 120 columns; printed as they are, every second line of a narrower one was short."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.argv", ["sottovoce", "run", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    first = next(n for n, line in enumerate(lines) if line.startswith("All that it needs is checked first"))
+    for line, following in itertools.takewhile(lambda pair: pair[1], itertools.pairwise(lines[first:])):
+        assert len(line) + len(following.split()[0]) + 1 > 76, f"{line!r} has room for {following.split()[0]!r}"
 
 
 @pytest.mark.parametrize(("given", "used"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])

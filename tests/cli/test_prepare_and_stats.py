@@ -153,7 +153,7 @@ def test_who_is_held_out_wins_over_the_name_of_the_table(sottovoce: Command, cor
     (corpus / "test.tsv").write_text("\n".join([*rows[:4], ""]))
     into = ("--out", corpus / "store", "--language", "it")
     done = sottovoce("prepare", "tsv", corpus / "test.tsv", *into, "--hold-out", "test=1")
-    assert "speakers: test 1, train 1" in done.out, done.err
+    assert "speakers: test 1, train 1; language: it\n" in done.out, done.err
     said = sottovoce("prepare", "tsv", corpus / "test.tsv", *into, "--hold-out", "dev=1", "--split", "others")
     assert "speakers: dev 1, others 1" in said.out
     plain = sottovoce("prepare", "tsv", corpus / "test.tsv", *into)

@@ -21,6 +21,7 @@ from sottovoce.models.recogniser import (
     Recogniser,
     adapt_parameters,
     create_recogniser,
+    export_recogniser,
     load_recogniser,
     save_recogniser,
 )
@@ -43,6 +44,13 @@ def test_what_is_saved_is_loaded(model: Recogniser, tmp_path: Path) -> None:
     assert (found.settings, found.tokens.digest, found.language) == (SETTINGS, TOKEN_SET.digest, "en")
     assert found.parameters.keys() == model.parameters.keys()
     assert all(torch.equal(found.parameters[name], p) for name, p in model.parameters.items())
+
+
+def test_an_export_is_for_others_and_its_folder_may_be_a_string(model: Recogniser, tmp_path: Path) -> None:
+    written = export_recogniser(model, f"{tmp_path}/exported")
+    assert written["folder"] == f"{tmp_path}/exported"
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "exported").iterdir()} == {0o644}
+    assert load_recogniser(tmp_path / "exported").tokens.digest == TOKEN_SET.digest
 
 
 def cut(folder: Path) -> None:

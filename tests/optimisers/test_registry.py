@@ -26,8 +26,14 @@ def test_a_class_is_found_by_its_place_and_gets_its_settings() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no_such_module:SGD", r"cannot be imported \(.*; is its folder in PYTHONPATH\?\)"),
-        ("no_such.module:SGD", r"cannot be imported \(.*; is its folder in PYTHONPATH\?\)"),
+        (
+            "no_such_module:SGD",
+            r"cannot be imported \(.*; is its folder in PYTHONPATH\? `python -m sottovoce` also looks .*\)",
+        ),
+        (
+            "no_such.module:SGD",
+            r"cannot be imported \(.*; is its folder in PYTHONPATH\? `python -m sottovoce` also looks .*\)",
+        ),
         ("sottovoce.optimisers.elementwise:GDS", "cannot be imported"),
         (":SGD", "cannot be imported"),
         (".x:SGD", "cannot be imported"),

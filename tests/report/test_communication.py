@@ -6,6 +6,7 @@ from pathlib import Path
 from tests.report.test_summary import a_run, flat
 
 from sottovoce.report.summary import write_report
+from sottovoce.training.start_model import format_communication
 
 
 def test_a_report_says_what_travels_and_what_is_trained(tmp_path: Path) -> None:
@@ -26,3 +27,10 @@ def test_a_report_says_what_travels_and_what_is_trained(tmp_path: Path) -> None:
     assert "cohort 12 of 240, 2.00 MB each way per client and round; δ=1e-06" in whole
     assert "0.20 MB each way per client and round (50,000 of 550,000 parameters are trained; 2.20 MB down" in part
     assert part in flat((tmp_path / "report.txt").read_text())
+
+
+def test_bytes_of_a_few_numbers_are_not_rounded_to_nothing() -> None:
+    assert format_communication({"bytes_up": 4 * 576}) == "2.3 kB each way per client and round"
+    assert format_communication({"bytes_up": 20_000, "bytes_down": 10_000}) == (
+        "0.02 MB up and 0.01 MB down per client and round"
+    )

@@ -74,6 +74,10 @@ def test_populations_are_by_one_accountant_which_the_head_names(tmp_path: Path) 
     assert mixed.headings[-1] == "population for ε ≤ 8 (RDP)"
     assert {row[-1] for row in mixed.rows[1:]} == {"54,321 (cohort 2,716, ε = 7.9)"}
     assert any("reaches ε ≤ 8 by RDP" in note for note in mixed.notes)
+    free = PRIVACY | {"epsilon_pld": None, "epsilon_rdp": None, "guarantee": "no guarantee: no noise is added"}
+    free.pop("useful")
+    alone = write_report({"free": a_run(tmp_path / "free", wer=0.2, privacy=free)}, tmp_path, title="Free")
+    assert alone.headings[-1] == new.headings[-1]
 
 
 def test_a_suite_compares_runs_and_a_run_without_privacy_claims_none(tmp_path: Path) -> None:

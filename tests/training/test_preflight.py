@@ -7,10 +7,10 @@ import torch
 from tests.tones import pack_tones
 
 from sottovoce.base.errors import InputError
-from sottovoce.config import Suite, load_experiment, load_recipe, recipe_names
+from sottovoce.config import Suite, as_yaml, load_experiment, load_recipe, recipe_names
 from sottovoce.training.preflight import check_stages, check_stores, find_missing_stores, list_stages
 from sottovoce.training.run_context import RunContext
-from sottovoce.training.run_folder import RESULTS
+from sottovoce.training.run_folder import CONFIG, RESULTS
 from sottovoce.training.suites import load_suite_recipes
 
 SEED = """
@@ -132,3 +132,18 @@ def test_seeds_count_once_in_their_order_and_what_is_finished_not_at_all(around:
     seeds = [name for name in names if name.startswith("seed model")]
     assert [name.rpartition("-")[2] for name in seeds] == ["seed", "second"]
     assert names == [*seeds, "one", "three"]
+
+
+def test_what_another_recipe_has_finished_in_the_folder_is_refused(around: RunContext) -> None:
+    """`--estimate` said that nothing was left to do, and a run was refused after its seed model was trained."""
+    recipe = load_recipe(str(around.runs.parent / "run.yaml"))
+    folder = around.runs / "run"
+    folder.mkdir(parents=True)
+    (folder / RESULTS).write_text("{}")
+    (folder / CONFIG).write_text(as_yaml(recipe), encoding="utf-8")
+    assert list_stages({"run": (recipe, folder)}, folder=around.runs) == []
+    other = load_recipe(str(around.runs.parent / "run.yaml"), ["seed=7"])
+    with pytest.raises(
+        InputError, match=r"run folder .*/run belongs to another recipe \(- there, \+ now\): -seed: 1; \+seed: 7"
+    ):
+        list_stages({"run": (other, folder)}, folder=around.runs)

@@ -65,7 +65,8 @@ def import_named(name: str, *, called: str | None = None) -> Any:
 def _explain(error: Exception, module: str) -> str:
     """Why somebody's own `module` cannot be imported, and what helps where it is only not found."""
     is_lost = isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0])
-    return f"{error}; is its folder in PYTHONPATH?" if is_lost else str(error)
+    helps = "is its folder in PYTHONPATH? `python -m sottovoce` also looks in the present folder"
+    return f"{error}; {helps}" if is_lost else str(error)
 
 
 def build_from_settings(kind: str, made: type[T], name: str, settings: Mapping[str, Any]) -> T:

@@ -4,6 +4,7 @@ import errno
 import io
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -92,7 +93,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
-            _refuse_nan(typer.main.get_command(app))()
+            _refuse_nan(_join_help_lines(typer.main.get_command(app)))()
         finally:
             sys.stdout.flush()  # not left to the end of the program, where errors are no longer reported
     except InputError as error:
@@ -104,6 +105,15 @@ def main() -> None:
         if error.filename is None:  # every file has a name by now
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _exit_with_error(f"{error.filename or 'standard output'}: {error.strerror}")
+
+
+def _join_help_lines(command: Any) -> Any:
+    """The same, each paragraph of its help one line, for a terminal of any width: docstrings are broken at ours."""
+    command.help = re.sub(r"(?<=\S) *\n *(?=\S)", " ", command.help or "")
+    if isinstance(command, TyperGroup):
+        for below in command.commands.values():
+            _join_help_lines(below)
+    return command
 
 
 def _refuse_nan(command: Any) -> Any:

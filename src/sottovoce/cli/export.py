@@ -58,7 +58,7 @@ def export(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write a run's best model into a folder that can be moved, loaded and started from by itself.
+    """Write a run's best model, with what it promises, into a folder for others.
 
     A run that has trained a part of a model (federation.trainable) exports that part, which fits the model it began
     with and no other; --merged writes the whole model. A model that is not what its run's ledger says is refused.
@@ -113,6 +113,8 @@ def export(
     if stated is not None:
         described |= {"notice": stated["notice"], "kind": stated["sottovoce"]["kind"], "signed": key is not None}
     print_written(out, described, json)
+    if to is Target.SOTTOVOCE and not written["whole"]:
+        print_line("it needs the model it began with; --merged writes a whole one, which transcribes by itself")
     if to is Target.HUGGINGFACE and not written["results"]:
         print_line("no error rate has data with a name on the hub (--dataset): the card has them as text alone")
 

@@ -240,7 +240,7 @@ def _prepare(corpus: Corpus[S], out: Path, workers: int | None, json: bool) -> N
         print_json({key: value for key, value in store.header.items() if key != "sizes"} | {"seconds": store.seconds})
     else:
         print_line(f"{amounts(store)} ({store.seconds / elapsed:,.0f} s of audio per second)", to=stdout)
-        print_line(f"speakers: {count_speakers(store)}", to=stdout)
+        print_line(f"speakers: {count_speakers(store)}; language: {store.language}", to=stdout)
         print_problems(store)
     print_narrow_band(store)
 

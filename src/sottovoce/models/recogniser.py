@@ -118,13 +118,16 @@ def _described(recogniser: Recogniser) -> dict[str, Any]:
     return config if part is None else {**config, "part": {"frozen": part.frozen_digest, "scale": part.scale}}
 
 
-def export_recogniser(recogniser: Recogniser, folder: Path) -> dict[str, Any]:
+def export_recogniser(recogniser: Recogniser, folder: Path | str) -> dict[str, Any]:
     """Write `recogniser` into a new `folder`, which appears whole or not at all; what was written, for a summary."""
     try:
-        with write_folder_atomically(folder) as written:
+        with write_folder_atomically(Path(folder)) as written:
             save_recogniser(recogniser, written)
             _write_adapter(recogniser, written)
-            size = sum(file.stat().st_size for file in written.iterdir())
+            files = list(written.iterdir())
+            for file in files:  # safetensors are written for their owner alone, and this is for others
+                file.chmod(0o644)
+            size = sum(file.stat().st_size for file in files)
     except SafetensorError as error:
         raise InputError(f"{folder} cannot be written ({error})") from None
     return {

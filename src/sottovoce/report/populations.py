@@ -43,9 +43,9 @@ SMALLEST_EPSILON = 1e-3
 
 
 def common_accountant(runs: Sequence[RunRecord]) -> Accountant:
-    """By which the populations for ε ≤ 8 of all runs are known: PLD, or RDP alone of runs made by older versions."""
+    """By which the populations for ε ≤ 8 of all runs are known: PLD, or RDP if older versions have made one of them."""
     found = [useful for run in runs if (useful := run.privacy.get("useful"))]
-    return "pld" if found and all("pld" in useful for useful in found) else "rdp"
+    return "pld" if all("pld" in useful for useful in found) else "rdp"
 
 
 def larger_population(privacy: Record, accountant: Accountant) -> Record | None:

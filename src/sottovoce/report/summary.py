@@ -24,7 +24,7 @@ from sottovoce.report.records import Record, RunRecord, read_run
 from sottovoce.report.run_facts import has_converged, report_title, start_converged
 from sottovoce.report.verdict import Verdict, judge_runs, summarise_verdicts
 from sottovoce.training.run_folder import RESULTS, reset_file_times
-from sottovoce.training.start_model import format_communication
+from sottovoce.training.start_model import format_bytes, format_communication
 
 REPORT, TEXT = "report.html", "report.txt"
 START = "before federation"
@@ -258,5 +258,5 @@ def _sent(results: Mapping[str, Any]) -> str:
     each_way = f", {format_communication(sent)}"
     if trained == total:
         return each_way
-    first = f"{sent['bytes_down_first'] / 1e6:,.2f} MB down the first time"
+    first = f"{format_bytes(sent['bytes_down_first'])} down the first time"
     return f"{each_way} ({trained:,} of {total:,} parameters are trained; {first})"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sottovoce.base.errors import InputError
-from sottovoce.config import ManifestCorpus, Recipe
+from sottovoce.config import ManifestCorpus, Recipe, as_yaml
 from sottovoce.data.loading import Speech
 from sottovoce.data.store import Store
 from sottovoce.data.text.tokens import Tokens, load_tokens
@@ -33,7 +33,7 @@ from sottovoce.training.run_data import (
     load_training_speech,
     resolve_manifests,
 )
-from sottovoce.training.run_folder import RESULTS
+from sottovoce.training.run_folder import RESULTS, require_same_recipe
 from sottovoce.training.testing import choose_measure
 from sottovoce.training.tokens import check_no_other_tokens, choose_tokens, has_sentence_pieces
 
@@ -65,6 +65,9 @@ class Stage:
 def list_stages(runs: Mapping[str, tuple[Recipe, Path]], *, folder: Path) -> list[Stage]:
     """What is to be made for `runs`, each with its folder: what they need once each in `folder`, then the runs."""
     parents: dict[Path, Stage] = {}
+    for recipe, place in runs.values():
+        if (place / RESULTS).exists():  # what is there is what is asked for, or else nothing may be left out
+            require_same_recipe(place, as_yaml(recipe))
     wanted = [Stage(name, recipe, place) for name, (recipe, place) in runs.items() if not (place / RESULTS).exists()]
     for stage in wanted:
         for parent in list_untrained_ancestors(stage.recipe, runs=folder):

@@ -177,6 +177,12 @@ def reset_file_times(path: Path) -> None:
     os.utime(path, (ONE_TIME, ONE_TIME), follow_symlinks=False)
 
 
+def require_same_recipe(path: Path, config: str) -> None:
+    """Refuse the folder of a run that another recipe has made; one that no recipe has made is nobody's."""
+    if (path / CONFIG).exists():
+        _check_same(path / CONFIG, config)
+
+
 def _check_same(known: Path, config: str) -> None:
     old = known.read_text(encoding="utf-8")
     if old == config:

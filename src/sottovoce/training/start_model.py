@@ -113,12 +113,17 @@ def describe_part(part: Trainable, *, model_bits: int | None = None) -> str:
     """How much of the model is trained and sent, in one line."""
     trained, total = part.trained_count, part.trained_count + part.frozen_count
     sent = format_communication(count_communication(part, model_bits=model_bits))
-    return f"training {trained:,} of {total:,} parameters ({trained / total:.2%}): {sent}"
+    share = f"{trained / total:.2%}" if trained / total >= 1e-4 else f"{100 * trained / total:.1g}%"
+    return f"training {trained:,} of {total:,} parameters ({share}): {sent}"
 
 
 def format_communication(sent: Mapping[str, Any]) -> str:
     """What `count_communication` found, in words."""
-    up = sent["bytes_up"] / 1e6
-    down = sent.get("bytes_down", sent["bytes_up"]) / 1e6
-    amount = f"{up:,.2f} MB each way" if up == down else f"{up:,.2f} MB up and {down:,.2f} MB down"
+    up, down = (format_bytes(count) for count in (sent["bytes_up"], sent.get("bytes_down", sent["bytes_up"])))
+    amount = f"{up} each way" if up == down else f"{up} up and {down} down"
     return f"{amount} per client and round"
+
+
+def format_bytes(count: int) -> str:
+    """In MB; in kB where that would be hundredths."""
+    return f"{count / 1e6:,.2f} MB" if count >= 10_000 else f"{count / 1e3:,.1f} kB"
