@@ -16,8 +16,8 @@ _REMOVED_KEYS = re.compile(
 )
 
 
-# Recipes that have got another name since runs were kept.
-_RENAMED = {"seed_model: demo/seed\n": "seed_model: demo-clipping/seed\n"}
+# Runs with these clients were kept when their seed model had the name on the left.
+_RENAMED = ("store: demo-crowd\n", "seed_model: demo/seed\n", "seed_model: demo-clipping/seed\n")
 
 
 def without_removed_keys(kept: str) -> str:
@@ -26,9 +26,8 @@ def without_removed_keys(kept: str) -> str:
     A seed model is called as it is now.
     """
     content = _REMOVED_KEYS.sub("", kept)
-    for old, new in _RENAMED.items():
-        content = content.replace(old, new)
-    return content
+    clients, old, new = _RENAMED
+    return content.replace(old, new) if clients in content else content
 
 
 @cache
