@@ -11,6 +11,7 @@ before anything is made of them. `model.ckpt` holds a list of modules: 0 encoder
 
 import os
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,7 +77,9 @@ def _unpickled(file: Path) -> Mapping[Any, Any]:
     try:
         check_file(file)
         _check_packing(file)
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        # Of sparse tensors torch 2.11 and 2.15 warn, each in its way. They are refused below, with one line.
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            found = torch.load(file, map_location="cpu", weights_only=True)
     except InputError:
         raise
     except Exception as error:  # torch raises many kinds of errors on files that it did not write
