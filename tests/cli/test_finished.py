@@ -19,7 +19,7 @@ def people(*errors: int) -> list[dict[str, Any]]:
 def outcome(epsilon: float | None, **test: Any) -> Outcome:
     before = {"wer": 0.5, "per_speaker": people(5, 6, 4, 5, 6, 4), "samples": samples("a", "", "c", "d")}
     after = {"wer": 0.5, "per_speaker": people(6, 5, 5, 4, 5, 5), "samples": samples("w", "x", "y", "z")}
-    privacy = {"epsilon_rdp": epsilon, "noise_multiplier": 2.92, "cohort_size": 33, "steps": 20}
+    privacy = {"simulated": True, "epsilon_rdp": epsilon, "noise_multiplier": 2.92, "cohort_size": 33, "steps": 20}
     results = {
         "test": {"test": after | test},
         "start": {"test": {"test": before}},
@@ -37,6 +37,11 @@ def test_the_first_run_with_a_guarantee_is_the_one_to_use() -> None:
         "to verify what it promises: sottovoce export runs/mine --out models/mine && sottovoce verify models/mine",
         "to use it: sottovoce transcribe runs/mine FILE",
     ]
+    release, *_ = list_next_commands(private, again="sottovoce run mine")
+    assert release.endswith(": sottovoce run mine federation.privacy.mode=secure --out runs/mine-release")
+    assert private.results is not None
+    private.results["privacy"]["simulated"] = False
+    assert len(list_next_commands(private, again="sottovoce run mine")) == 2
     assert list_next_commands(quiet) == ["to use it: sottovoce transcribe runs/mine FILE"]
 
 

@@ -14,8 +14,18 @@ if TYPE_CHECKING:
 QUOTED = 3
 
 
-def print_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: str, quietly: bool = False) -> None:
-    """Write the report of runs that are done, and print its tables unless `quietly`."""
+def print_finished(
+    finished: "Mapping[str, Outcome]",
+    folder: Path,
+    *,
+    title: str,
+    commands: Mapping[str, str] | None = None,
+    quietly: bool = False,
+) -> None:
+    """Write the report of runs that are done, and print its tables unless `quietly`.
+
+    `commands` run each of them again, where that can be done by one.
+    """
     from sottovoce.report.summary import write_report
 
     report = write_report({label: outcome.folder for label, outcome in finished.items()}, folder, title=title)
@@ -35,7 +45,7 @@ def print_finished(finished: "Mapping[str, Outcome]", folder: Path, *, title: st
     if (quoted := quote_transcripts(label, finished[label])) is not None:
         stdout.print(quoted.for_terminal(breaking=True))
     print_line(f"report: {report.path}", to=stdout)
-    for line in list_next_commands(finished[label]):
+    for line in list_next_commands(finished[label], again=(commands or {}).get(label)):
         print_line(line, to=stdout)
 
 
@@ -107,14 +117,20 @@ def quote_transcripts(label: str, finished: "Outcome") -> "Table | None":
     return None
 
 
-def list_next_commands(finished: "Outcome") -> list[str]:
-    """How to verify what a run promises, and how to use its model."""
+def list_next_commands(finished: "Outcome", *, again: str | None = None) -> list[str]:
+    """How to make a release of a simulation that `again` runs, to verify what a run promises, and to use its model."""
     assert finished.results is not None
     tests, folder = finished.results["test"].values(), finished.folder
-    verify, exported = [], Path("models") / folder.name
+    release, verify, exported = [], [], Path("models") / folder.name
     if has_guarantee(finished):
+        if finished.results["privacy"]["simulated"] and again is not None:
+            out = folder.with_name(f"{folder.name}-release")
+            secure = f"{again} federation.privacy.mode=secure --out {out}"
+            release = [f"to make a release of it, with noise that nobody can repeat: {secure}"]
         export = f"sottovoce export {folder} --out {exported} && sottovoce verify {exported}"
         verify = [f"to verify what it promises: {export}"]
     if tests and not any("wer" in test for test in tests):  # the model writes no text
-        return [*verify, f"to use it: start_from={folder} in a recipe, or sottovoce probe {folder} --on STORE:SPLIT"]
-    return [*verify, f"to use it: sottovoce transcribe {folder} FILE"]
+        use = f"start_from={folder} in a recipe, or sottovoce probe {folder} --on STORE:SPLIT"
+    else:
+        use = f"sottovoce transcribe {folder} FILE"
+    return [*release, *verify, f"to use it: {use}"]

@@ -1,5 +1,6 @@
 """`sottovoce run`: from a recipe to a result."""
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -121,7 +122,9 @@ def run(
     if stopped is None:
         folder.mkdir(parents=True, exist_ok=True)  # all runs may lie where others look for them
         times.begin("report")
-        print_finished(finished, folder, title=experiment.about, quietly=json)
+        names = {label: f"{recipe}/{label}" if isinstance(experiment, Suite) else recipe for label in finished}
+        commands = {label: shlex.join(["sottovoce", "run", name, *(overrides or [])]) for label, name in names.items()}
+        print_finished(finished, folder, title=experiment.about, commands=commands, quietly=json)
         if not json and costs is not None:  # something was left to do
             print_line(times.format())
     if json:

@@ -133,6 +133,8 @@ def summarise_verdicts(found: Sequence[Verdict]) -> str:
     >>> def one(kind): return Verdict("a", kind, "A headline.", "A headline.", ())
     >>> summarise_verdicts([one("simulation"), one("not private"), one("simulation")])
     'Of 3 runs 2 are simulations and 1 is not private; none is a release with a guarantee.'
+    >>> summarise_verdicts([one("simulation"), one("not private")])
+    'Of 2 runs 1 is not private and 1 is a simulation. a: A headline.'
     """
     if len(found) == 1:
         return found[0].short
@@ -142,6 +144,9 @@ def summarise_verdicts(found: Sequence[Verdict]) -> str:
     largest_first = sorted((kind for kind in counts if counts[kind]), key=lambda kind: -counts[kind])
     named = [f"{counts[kind]:,} {COUNTED[kind][counts[kind] > 1]}" for kind in largest_first]
     none = "" if counts["release"] else "; none is a release with a guarantee"
+    if counts["simulation"] == 1 and counts["not private"] == len(found) - 1:  # one run, and what it is compared with
+        (alone,) = (one for one in found if one.kind == "simulation")
+        none, against = "", f" {alone.label}: {alone.headline}{against}"
     if not named[1:]:
         return f"All {len(found):,} runs {COUNTED[found[0].kind][1]}{none}.{against}"
     return f"Of {len(found):,} runs {', '.join(named[:-1])} and {named[-1]}{none}.{against}"
