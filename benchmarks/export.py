@@ -1,7 +1,7 @@
 """Exported models beside ours: texts, WER, size, real-time factor and memory on one thread, float32 and int8.
 
     sottovoce run benchmark/exported
-    python benchmarks/export.py measure --model "CTC transformer=runs/benchmark-exported/transformer:benchmark-audiomnist"
+    python benchmarks/export.py measure --model transducer=runs/benchmark-exported/transducer:benchmark-audiomnist
     python benchmarks/export.py base
     python benchmarks/export.py table
 

@@ -99,7 +99,8 @@ def _writer(decoder: Any, about: Mapping[str, Any]) -> Callable[[int], Samples]:
         given = np.array([last])
         predicted, *after = decoder.run(None, {"tokens": given} if "tokens" in axes else {"token": given, **state})
         state.update(zip(state, after, strict=True))
-        return predicted
+        found: Samples = predicted
+        return found
 
     return write
 

@@ -79,4 +79,3 @@ def test_layers_that_hear_the_past_alone_are_torchs_and_go_on_where_they_were() 
     for remembered in (state, end):
         torch.testing.assert_close(remembered.hidden_LWD, hidden)
         torch.testing.assert_close(remembered.cell_LWD, cell)
-    assert torch.equal(state.take(torch.tensor([2, 0])).cell_LWD, state.cell_LWD[:, [2, 0]])

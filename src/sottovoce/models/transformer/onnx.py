@@ -22,6 +22,7 @@ from sottovoce.models.onnx_graphs import (
 )
 from sottovoce.models.transformer.features import amplitude_mel
 from sottovoce.models.transformer.network import forward
+from sottovoce.models.transformer.positions import exported_waves
 from sottovoce.models.transformer.settings import STRIDE, Settings
 
 
@@ -46,6 +47,7 @@ def emit_filterbanks(
 
 
 def to_onnx(parameters: Parameters, settings: Settings) -> OnnxModel:
+    exported_waves(settings.width)
     emit = partial(emit_samples, settings=settings)
     return ctc_from_samples(emit, parameters, outputs=settings.tokens, samples_per_frame=STRIDE * HOP_SAMPLES)
 
@@ -53,6 +55,7 @@ def to_onnx(parameters: Parameters, settings: Settings) -> OnnxModel:
 def to_sherpa(parameters: Parameters, settings: Settings, pieces: Sequence[str]) -> SherpaModel:
     if settings.as_released:
         raise InputError("sherpa-onnx computes Kaldi's filterbanks, and as_released has others: expected --to onnx")
+    exported_waves(settings.width)
     emit = partial(emit_filterbanks, settings=settings)
     return sherpa_from_filterbanks(emit, parameters, pieces=pieces, subsampling=STRIDE)
 

@@ -10,6 +10,7 @@ Shapes: B utterances, T frames after striding, D model width.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -71,8 +72,23 @@ def cape_positions(
 
 def sinusoids(positions_BT: Tensor, *, width: int) -> Tensor:
     """sin and cos, interleaved, of wavelengths from 2π to 10,000·2π: [B, T] → [B, T, D]."""
-    channels_D = torch.arange(width, device=positions_BT.device)
+    is_exporting = torch.compiler.is_exporting()
+    frequencies_D, quarter_turns_D = exported_waves(width) if is_exporting else _waves(width, positions_BT.device)
+    return torch.sin(positions_BT[..., None] * frequencies_D + quarter_turns_D)
+
+
+def _waves(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Frequency and phase of each channel."""
+    channels_D = torch.arange(width, device=device)
     pairs_D = channels_D.div(2, rounding_mode="floor")
     frequencies_D = torch.exp(pairs_D * (-2.0 * math.log(10_000.0) / width))
-    quarter_turns_D = (channels_D % 2) * (math.pi / 2)  # cos x = sin(x + π/2)
-    return torch.sin(positions_BT[..., None] * frequencies_D + quarter_turns_D)
+    return frequencies_D, (channels_D % 2) * (math.pi / 2)  # cos x = sin(x + π/2)
+
+
+@cache
+def exported_waves(width: int) -> tuple[Tensor, Tensor]:
+    """The same for an exported graph, as constants; to be made once before the graph is traced.
+
+    Another library's exp differs in its last bit, and hundreds of frames on, that was 1e-4 of log-probabilities.
+    """
+    return _waves(width, torch.device("cpu"))
