@@ -178,6 +178,7 @@ def test_a_module_of_ones_own_that_fails_is_one_line(tmp_path: Path, monkeypatch
 # By a name that is not written in the source itself, modules are imported in one place.
 BY_CONSTANTS = {
     "__init__.py",
+    "dp/__init__.py",
     "flat/kernels.py",
     "models/family.py",
     "cli/prepare.py",
