@@ -154,6 +154,8 @@ def _be_the_command(arguments: list[str], folder: Path, kill_at: str | None, *, 
             code = ended.code or 0
         except BaseException:
             sys.excepthook(*sys.exc_info())
+    except BaseException:  # before the command: a point that is called otherwise now
+        sys.excepthook(*sys.exc_info())
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

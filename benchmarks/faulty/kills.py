@@ -252,7 +252,8 @@ def _speak(base: Path, people: range) -> Path:
         for clip in range(2):
             text = "".join(rng.choice(list("abcde"), size=2))
             tones = [np.sin(2 * np.pi * (200 + 180 * (ord(letter) - 97)) * seconds) for letter in text]
-            soundfile.write(base / f"clips/{person}-{clip}.wav", 0.25 * np.concatenate(tones), SAMPLE_RATE)
+            loudness = 0.2 + 0.005 * person + 0.002 * clip  # no two clips are the same samples
+            soundfile.write(base / f"clips/{person}-{clip}.wav", loudness * np.concatenate(tones), SAMPLE_RATE)
             split = ("train", "train", "train", "dev", "test")[person % 5]
             rows.append(f"s{person:02}\tclips/{person}-{clip}.wav\t{text}\t{split}")
     table = base / "train.tsv"

@@ -35,7 +35,7 @@ _FUNCTIONS = {
     "sottovoce.privacy.ledger": ("Ledger.intend", "Ledger.commit"),
     "sottovoce.privacy.plan": ("Plan.add_noise",),
     "sottovoce.federated.server": ("Server.step",),
-    "sottovoce.training.checkpoint": ("save", "prune"),
+    "sottovoce.training.checkpoint": ("_save", "point_link"),
     "sottovoce.data.store.writing": ("Writer.add", "Writer.finish"),
 }
 
