@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 RECIPE = """
 about: tones
 data: {store: tones}
-model: {size: tiny}
+model: {size: tiny, layers: 2, width: 32}
 federation:
   steps: 8
   cohort_size: 3

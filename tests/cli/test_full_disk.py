@@ -18,13 +18,13 @@ from sottovoce.cli import main
 CENTRAL = """
 about: tones, centrally
 data: {store: tones}
-model: {size: tiny}
+model: {size: tiny, layers: 2, width: 32}
 central: {steps: 1, batch_seconds: 4, optimiser: {name: adam}, schedule: {name: constant, lr: 0.001}}
 """
 FEDERATED = """
 about: tones, federated
 data: {store: tones}
-model: {size: tiny}
+model: {size: tiny, layers: 2, width: 32}
 federation:
   steps: 1
   cohort_size: 2

@@ -20,7 +20,7 @@ from sottovoce.training.estimate import Estimate, RunCost
 RECIPE = """
 about: tones, federated
 data: {store: tones}
-model: {size: tiny}
+model: {size: tiny, layers: 2, width: 32}
 federation:
   steps: 2
   cohort_size: 2
@@ -31,7 +31,7 @@ federation:
 CENTRAL = """
 about: tones, centrally
 data: {store: tones, part: seed, seed_part: {fraction: 0.3}}
-model: {size: tiny}
+model: {size: tiny, layers: 2, width: 32}
 central: {steps: 2, batch_seconds: 4, optimiser: {name: adam}, schedule: {name: constant, lr: 0.001}}
 """
 SUITE = """

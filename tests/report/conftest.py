@@ -22,7 +22,7 @@ FEDERATED = """
 about: tones, federated
 paper: {source: A paper, place: "Table 9", wer: {test: 12.3}, population_size: 25}
 data: {store: tones}
-model: {size: tiny}
+model: {size: tiny, layers: 2, width: 32}
 federation:
   steps: 4
   cohort_size: 3
@@ -36,7 +36,7 @@ federation:
 CENTRAL = """
 about: tones, in one pile
 data: {store: tones}
-model: {size: tiny}
+model: {size: tiny, layers: 2, width: 32}
 central:
   steps: 4
   batch_seconds: 4

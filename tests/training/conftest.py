@@ -80,3 +80,12 @@ federation:
 """
     )
     return path
+
+
+@pytest.fixture
+def narrow_recipe(federated_recipe: Path) -> Path:
+    """The same with a narrow model, for those who look at what is recorded and not at what is learned."""
+    text = federated_recipe.read_text()
+    assert "size: tiny," in text
+    federated_recipe.write_text(text.replace("size: tiny,", "size: tiny, layers: 2, width: 32,"))
+    return federated_recipe

@@ -33,8 +33,8 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def arguments(federated_recipe: Path, stores: Path) -> list[object]:
-    return ["run", federated_recipe, "--stores", stores, f"federation.steps={STEPS}", *ASKED]
+def arguments(narrow_recipe: Path, stores: Path) -> list[object]:
+    return ["run", narrow_recipe, "--stores", stores, f"federation.steps={STEPS}", *ASKED]
 
 
 def run(arguments: list[object], out: Path, **how: Any) -> None:
@@ -77,8 +77,8 @@ def test_a_release_pays_for_the_attempt_that_was_lost(arguments: list[object], t
         assert len(results["client_wer"]) == MEASURED
 
 
-def test_without_it_nothing_is_said_of_it(federated_recipe: Path, short_stores: Path, tmp_path: Path) -> None:
-    arguments = ["run", federated_recipe, "--stores", short_stores, "federation.steps=2", "--out", tmp_path / "run"]
+def test_without_it_nothing_is_said_of_it(narrow_recipe: Path, short_stores: Path, tmp_path: Path) -> None:
+    arguments = ["run", narrow_recipe, "--stores", short_stores, "federation.steps=2", "--out", tmp_path / "run"]
     assert forked.run(arguments).code == 0
     for file in ("ledger.jsonl", "results.json", "metrics.jsonl", "config.yaml"):
         assert "client_wer" not in (tmp_path / "run" / file).read_text()

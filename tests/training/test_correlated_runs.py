@@ -57,9 +57,9 @@ def finish(arguments: list[object]) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("mechanism", [BANDED, BLT])
 def test_a_simulation_killed_anywhere_ends_with_the_same_bits_and_charges_each_row_once(
-    mechanism: str, federated_recipe: Path, short_stores: Path, tmp_path: Path
+    mechanism: str, narrow_recipe: Path, short_stores: Path, tmp_path: Path
 ) -> None:
-    arguments = ["run", federated_recipe, *SHORT, mechanism, "--stores", short_stores, "--out"]
+    arguments = ["run", narrow_recipe, *SHORT, mechanism, "--stores", short_stores, "--out"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     finish([*arguments, whole])
     for point in (CHARGED_AGAIN, ADDED, MOVED, SAVING):
@@ -85,10 +85,10 @@ def memory_of(run: Path) -> tuple[int, Any]:
 
 
 def test_a_release_killed_anywhere_uses_no_row_twice_pays_for_all_and_leaves_no_secret(
-    federated_recipe: Path, short_stores: Path, tmp_path: Path
+    narrow_recipe: Path, short_stores: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    arguments = ["run", federated_recipe, *SHORT, BANDED, "federation.privacy.mode=secure"]
+    arguments = ["run", narrow_recipe, *SHORT, BANDED, "federation.privacy.mode=secure"]
     arguments += ["--stores", short_stores, "--out", run]
     seen: dict[int, bytes] = {}
     charged = 0
@@ -133,11 +133,9 @@ def test_a_release_killed_anywhere_uses_no_row_twice_pays_for_all_and_leaves_no_
     assert told["mechanism"] == report.header["plan"]["mechanism"]
 
 
-def test_a_release_whose_memory_is_gone_does_not_go_on(
-    federated_recipe: Path, short_stores: Path, tmp_path: Path
-) -> None:
+def test_a_release_whose_memory_is_gone_does_not_go_on(narrow_recipe: Path, short_stores: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    arguments = ["run", federated_recipe, *SHORT, BLT, "federation.privacy.mode=secure"]
+    arguments = ["run", narrow_recipe, *SHORT, BLT, "federation.privacy.mode=secure"]
     arguments += ["--stores", short_stores, "--out", run]
     killed(arguments, ADDED)
     (run / SECRETS / MEMORY).unlink()
@@ -148,14 +146,14 @@ def test_a_release_whose_memory_is_gone_does_not_go_on(
 
 
 def test_a_budget_ends_a_run_within_it_and_its_secret_goes(
-    federated_recipe: Path, short_stores: Path, tmp_path: Path
+    narrow_recipe: Path, short_stores: Path, tmp_path: Path
 ) -> None:
     changes = [*SHORT, BLT, "federation.privacy.mode=secure"]
-    whole = run_here(federated_recipe, changes, short_stores, tmp_path / "whole")
+    whole = run_here(narrow_recipe, changes, short_stores, tmp_path / "whole")
     spent = [json.loads(line).get("epsilon") for line in (whole.folder / "metrics.jsonl").read_text().splitlines()]
     budget = spent[4]
     ended = run_here(
-        federated_recipe, [*changes, f"federation.privacy.epsilon_budget={budget}"], short_stores, tmp_path / "short"
+        narrow_recipe, [*changes, f"federation.privacy.epsilon_budget={budget}"], short_stores, tmp_path / "short"
     )
     assert ended.results is not None
     assert (ended.results["ended"]["step"], ended.results["ended"]["reason"]) == (4, "budget")
@@ -165,7 +163,7 @@ def test_a_budget_ends_a_run_within_it_and_its_secret_goes(
 
 @pytest.mark.parametrize("mechanism", [BANDED, BLT])
 def test_where_bits_do_not_repeat_lost_rows_are_burned_and_made_again_from_the_seed(
-    mechanism: str, federated_recipe: Path, short_stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mechanism: str, narrow_recipe: Path, short_stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU: rounds 3 and 4 are lost with the checkpoint that would have covered them, and so are their rows."""
     monkeypatch.setattr(federation.FederatedLoop, "_repeatable", False)
@@ -179,11 +177,11 @@ def test_where_bits_do_not_repeat_lost_rows_are_burned_and_made_again_from_the_s
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_checkpoint", lost)
         with pytest.raises(InputError, match="killed"):
-            run_here(federated_recipe, changes, short_stores, out)
+            run_here(narrow_recipe, changes, short_stores, out)
     rows: list[int] = []
     given = CorrelatedNoise.row
     monkeypatch.setattr(CorrelatedNoise, "row", lambda own, row: (rows.append(row), given(own, row))[1])
-    run_here(federated_recipe, changes, short_stores, out, resume=True)
+    run_here(narrow_recipe, changes, short_stores, out, resume=True)
     assert rows == [2, 3, 4, 5, 6, 7]  # the first two are burned
     report = verify(out / "ledger.jsonl")
     assert (report.header["mode"], report.steps, report.attempts) == ("unrepeated", STEPS, STEPS + 2)
@@ -200,7 +198,7 @@ def one_thread_run(*arguments: Any) -> Outcome:
 
 
 @pytest.mark.long
-def test_engines_and_ranks_come_to_the_same(federated_recipe: Path, short_stores: Path, tmp_path: Path) -> None:
+def test_engines_and_ranks_come_to_the_same(narrow_recipe: Path, short_stores: Path, tmp_path: Path) -> None:
     """Cohorts of two at most, whose sum has the same bits whoever adds it up; a stack rounds in its own way."""
     ways = {
         "sequential": (1, "sequential"),
@@ -211,7 +209,7 @@ def test_engines_and_ranks_come_to_the_same(federated_recipe: Path, short_stores
     models = {}
     for name, (count, engine) in ways.items():
         changes = [*SHORT, BLT, "federation.workers=2", f"federation.engine={engine}"]
-        found = in_processes(count, one_thread_run, federated_recipe, changes, short_stores, tmp_path / name)[0]
+        found = in_processes(count, one_thread_run, narrow_recipe, changes, short_stores, tmp_path / name)[0]
         models[name] = load_recogniser(found.folder / "checkpoints/latest").parameters
     for name, expected in models["sequential"].items():
         assert torch.equal(models["workers"][name], expected)
@@ -227,10 +225,10 @@ def other_numbers(rank: int) -> None:
         mechanism.optimal_banded = lambda **_: Banded(column=(1.0, 0.5, 0.25))  # type: ignore[assignment]
 
 
-def test_one_rank_with_another_strategy_ends_all(federated_recipe: Path, folders: list[Path], tmp_path: Path) -> None:
-    same = run_arguments(federated_recipe, tmp_path / "out", *SHORT, BANDED)
+def test_one_rank_with_another_strategy_ends_all(narrow_recipe: Path, folders: list[Path], tmp_path: Path) -> None:
+    same = run_arguments(narrow_recipe, tmp_path / "out", *SHORT, BANDED)
     ended = in_processes(2, command, folders, [same, same], other_numbers)
-    ours = load_recipe(str(federated_recipe), [*SHORT, BANDED]).federated.privacy.mechanism
+    ours = load_recipe(str(narrow_recipe), [*SHORT, BANDED]).federated.privacy.mechanism
     assert ours is not None
     column = [*ours.for_run(STEPS, population_size=9, cohort_size=2).strategy.column]  # type: ignore[union-attr]
     line = f"rank 1's plan differs from rank 0's: mechanism.strategy.column is [1.0, 0.5, 0.25], not {column}"
@@ -240,24 +238,24 @@ def test_one_rank_with_another_strategy_ends_all(federated_recipe: Path, folders
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("mechanism", [BANDED, BLT])
 def test_rounds_in_the_hand_are_those_of_a_run(
-    mechanism: str, federated_recipe: Path, short_stores: Path, tmp_path: Path
+    mechanism: str, narrow_recipe: Path, short_stores: Path, tmp_path: Path
 ) -> None:
     changes = [*SHORT, mechanism, "federation.engine=sequential"]
-    run_here(federated_recipe, changes, short_stores, tmp_path / "run")
+    run_here(narrow_recipe, changes, short_stores, tmp_path / "run")
     last = load_recogniser(tmp_path / "run/checkpoints/latest").parameters
-    recipe = load_recipe(str(federated_recipe), changes)
+    recipe = load_recipe(str(narrow_recipe), changes)
     simulation = Simulation(recipe, stores=short_stores, runs=tmp_path / "runs")
     assert len([*simulation.rounds()]) == STEPS
     assert all(torch.equal(simulation.model.parameters[name], tensor) for name, tensor in last.items())
 
 
 def test_a_target_is_met_and_clients_errors_are_measured_within_it(
-    federated_recipe: Path, stores: Path, tmp_path: Path
+    narrow_recipe: Path, stores: Path, tmp_path: Path
 ) -> None:
     """Rounds in groups and measurements on anybody: one ε for both."""
     changes = [*SHORT, BANDED, "federation.privacy.noise_multiplier=null", "federation.privacy.target_epsilon=2"]
     changes += ["federation.client_wer={words: 10, noise_multiplier: 20}", "federation.clients.holdout=0.5"]
-    ended = run_here(federated_recipe, changes, stores, tmp_path / "run")
+    ended = run_here(narrow_recipe, changes, stores, tmp_path / "run")
     assert ended.results is not None
     told = ended.results["privacy"]
     assert 1.99 < told["epsilon_pld"] <= 2
@@ -278,10 +276,10 @@ def test_a_target_is_met_and_clients_errors_are_measured_within_it(
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
-    changes: list[str], words: str, federated_recipe: Path, short_stores: Path, tmp_path: Path
+    changes: list[str], words: str, narrow_recipe: Path, short_stores: Path, tmp_path: Path
 ) -> None:
     ended = forked.run(
-        ["run", federated_recipe, *SHORT, BANDED, *changes, "--stores", short_stores, "--out", tmp_path / "run"]
+        ["run", narrow_recipe, *SHORT, BANDED, *changes, "--stores", short_stores, "--out", tmp_path / "run"]
     )
     assert ended.code == 2
     assert words in ended.err

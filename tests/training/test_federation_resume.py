@@ -60,9 +60,9 @@ def kill_often(
 
 
 def test_a_simulation_killed_ten_times_ends_with_the_same_bits_and_charges_each_step_once(
-    federated_recipe: Path, short_stores: Path, tmp_path: Path
+    narrow_recipe: Path, short_stores: Path, tmp_path: Path
 ) -> None:
-    arguments = ["run", federated_recipe, "--stores", short_stores]
+    arguments = ["run", narrow_recipe, "--stores", short_stores]
     whole = tmp_path / "whole"
     ended = forked.run([*arguments, "--out", whole], counts=True)
     assert ended.code == 0, ended.err
@@ -81,9 +81,9 @@ def test_a_simulation_killed_ten_times_ends_with_the_same_bits_and_charges_each_
 
 
 def test_a_release_killed_ten_times_charges_every_attempt_and_repeats_neither_cohort_nor_noise(
-    federated_recipe: Path, short_stores: Path, tmp_path: Path
+    narrow_recipe: Path, short_stores: Path, tmp_path: Path
 ) -> None:
-    arguments = ["run", federated_recipe, "--stores", short_stores, "federation.privacy.mode=secure"]
+    arguments = ["run", narrow_recipe, "--stores", short_stores, "federation.privacy.mode=secure"]
     ended = forked.run([*arguments, "--out", tmp_path / "whole"], counts=True)
     assert ended.code == 0, ended.err
     folders = kill_often(arguments, tmp_path, calls=ended.calls, seed_name="secure")
@@ -120,10 +120,10 @@ def ledger(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_finishes_the_round_saves_and_says_how_to_go_on(
-    number: signal.Signals, federated_recipe: Path, short_stores: Path, tmp_path: Path
+    number: signal.Signals, narrow_recipe: Path, short_stores: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    arguments = ["run", federated_recipe, "--stores", short_stores, "--out", out]
+    arguments = ["run", narrow_recipe, "--stores", short_stores, "--out", out]
     arguments += ["--yes", "--json", "federation.steps=100000", "federation.evaluate_every=100000"]
     with Gate() as gate, forked.start(arguments, hold_at=(SAVED, gate)) as running:
         held = gate.reached(running)
@@ -143,14 +143,14 @@ def test_an_interrupt_finishes_the_round_saves_and_says_how_to_go_on(
 
 @pytest.mark.long
 def test_the_same_bits_in_processes_that_hash_differently(
-    federated_recipe: Path, short_stores: Path, tmp_path: Path
+    narrow_recipe: Path, short_stores: Path, tmp_path: Path
 ) -> None:
     """Two machines' worth: nothing may hang on the order of a set or on the address of an object."""
     changes = ["federation.steps=2", "federation.evaluate_every=2"]
     with ExitStack() as ends:
         running = []
         for number in (1, 2):
-            arguments = [sys.executable, "-m", "sottovoce", "run", federated_recipe, *changes]
+            arguments = [sys.executable, "-m", "sottovoce", "run", narrow_recipe, *changes]
             arguments += ["--stores", short_stores, "--out", tmp_path / f"run-{number}"]
             environment = {"PYTHONHASHSEED": str(number), "OMP_NUM_THREADS": "1"}
             running.append(ends.enter_context(command(arguments, environment=environment)))

@@ -16,7 +16,7 @@ from sottovoce.training.run_context import RunContext
 RECIPE = """
 about: one batch for all
 data: {store: tones}
-model: {size: tiny, dropout: 0.2, layer_drop: 0.3}
+model: {size: tiny, layers: 2, width: 32, dropout: 0.2, layer_drop: 0.3}
 central:
   steps: 4
   batches: 4

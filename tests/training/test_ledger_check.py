@@ -26,7 +26,7 @@ RECIPE = """
 about: tones, federated
 seed: 5
 data: {store: tones}
-model: {size: tiny}
+model: {size: tiny, layers: 2, width: 32}
 federation:
   steps: 8
   cohort_size: 2

@@ -13,7 +13,7 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
 
 from tests.federated.small import CPU, LOCAL  # noqa: E402
-from tests.models.huggingface.tiny_models import KINDS  # noqa: E402
+from tests.models.huggingface.tiny_models import KINDS, WHISPER_SECONDS  # noqa: E402
 from tests.tones import pack_tones  # noqa: E402
 
 from sottovoce.base.errors import InputError  # noqa: E402
@@ -76,7 +76,7 @@ def noise(settings: Settings, *, utterances: int = 2) -> Features:
     """Features of several lengths, with noise behind their ends."""
     generator = torch.Generator().manual_seed(2)
     raw, whisper = settings.kind in RAW, settings.kind == "whisper"
-    frames = 12_000 if raw else 3_000 if whisper else 80
+    frames = 12_000 if raw else 100 * WHISPER_SECONDS if whisper else 80
     width = 1 if raw else 160 if settings.kind == "wav2vec2-bert" else 80
     features = torch.randn(utterances, frames, width, generator=generator, dtype=torch.float64)
     frames_U = torch.tensor([frames if whisper else frames - frames * place // 8 for place in range(utterances)])

@@ -25,6 +25,7 @@ _CONVOLUTIONS = {
     "ctc_loss_reduction": "mean",
 }
 _LAYER_NORM = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True}
+WHISPER_SECONDS = 6  # its window, where real ones have 30: a pass computes all of it, speech or not
 _WHISPER = {
     "d_model": 32,
     "encoder_layers": 2,
@@ -38,7 +39,7 @@ _WHISPER = {
     "eos_token_id": 2,
     "bos_token_id": 1,
     "decoder_start_token_id": 1,
-    "max_source_positions": 1500,
+    "max_source_positions": WHISPER_SECONDS * 50,
     "max_target_positions": 64,
     "num_mel_bins": 80,
 }
@@ -79,9 +80,9 @@ _OF_WHISPER = {
     "feature_size": 80,
     "hop_length": 160,
     "n_fft": 400,
-    "chunk_length": 30,
-    "n_samples": 480000,
-    "nb_max_frames": 3000,
+    "chunk_length": WHISPER_SECONDS,
+    "n_samples": WHISPER_SECONDS * 16_000,
+    "nb_max_frames": WHISPER_SECONDS * 100,
     "sampling_rate": 16000,
 }
 
