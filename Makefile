@@ -1,14 +1,17 @@
 # Everything starts from nothing: each target makes .venv from the pinned constraints.txt if it is not there yet.
 # With TORCH=2.11.0 it is .venv-2.11.0, where only torch's version is another. With OLDEST=1 it is .venv-oldest, where
-# everything that the package needs is as old as pyproject.toml allows, without the extras that need newer versions.
+# everything that the package needs is as old as pyproject.toml allows, without the extras that need newer versions. With
+# NEWEST=1 it is .venv-newest, where everything is as new as it allows, without `network`, which needs older versions.
 PYTHON  ?= python3
 TORCH   ?=
 OLDEST  ?=
+NEWEST  ?=
 WORKERS ?= auto
-VENV   := .venv$(TORCH:%=-%)$(OLDEST:%=-oldest)
-PINS   := constraints$(OLDEST:%=-oldest).txt
+VENV   := .venv$(TORCH:%=-%)$(OLDEST:%=-oldest)$(NEWEST:%=-newest)
+PINS   := $(if $(NEWEST),,constraints$(OLDEST:%=-oldest).txt)
 EXTRAS := demo,network,hf,export,dev,site
 OLD    := analysis,demo,whisper,dev
+NEW    := analysis,demo,hf,export,whisper,dev,site
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
@@ -26,9 +29,9 @@ setup: $(STAMP)  ## make .venv with everything pinned (the other targets do it b
 $(STAMP): $(PINS) pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Sottovoce needs Python 3.11 or later, found " + sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	sed '$(TORCH:%=s/^torch==.*/torch==%/)' $(PINS) > $(VENV)/constraints.txt
+	sed '$(TORCH:%=s/^torch==.*/torch==%/)' $(or $(PINS),/dev/null) > $(VENV)/constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[$(if $(OLDEST),$(OLD),$(EXTRAS))]'
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[$(if $(OLDEST),$(OLD),$(if $(NEWEST),$(NEW),$(EXTRAS)))]'
 	@touch $@
 
 demo: $(STAMP)  ## run the main job: a private recogniser from 1,200 synthetic people (about 4 minutes)
