@@ -226,8 +226,9 @@ def test_a_shortened_ledger_beside_everything_else_is_refused(sottovoce: Command
 def test_a_run_that_stopped_early_says_what_it_promised_and_what_it_spent(
     sottovoce: Command, run: Run, mode: str, tmp_path: Path
 ) -> None:
-    """Noise teaches the model nothing, so that it ends after an evaluation or two: its results name two ε."""
-    folder = run(mode, tmp_path / "run", "federation.patience=1", "federation.evaluate_every=2").folder
+    """A rate below the rounding of any weight leaves the model as it is: the second evaluation ends every run."""
+    still = "federation.server.schedule.lr=1e-30"
+    folder = run(mode, tmp_path / "run", still, "federation.patience=1", "federation.evaluate_every=2").folder
     assert sottovoce("ledger", folder).code == 0
     rechain(folder, older)
     path = folder / "results.json"
