@@ -17,7 +17,7 @@ from sottovoce.cli import main
 from sottovoce.config import load_recipe
 from sottovoce.export.guarantee import ExportOptions, read_export_source, write_guarantee
 from sottovoce.models.recogniser import export_recogniser, load_recogniser
-from sottovoce.network.keys import make_node
+from sottovoce.network.keys import SIGNER, make_node, make_signer
 from sottovoce.training.run import run_recipe
 from sottovoce.training.run_context import RunContext
 
@@ -95,7 +95,7 @@ class Exports(NamedTuple):
 
     @property
     def key(self) -> Path:
-        return self.place / "key" / "node.pub"
+        return self.place / "key" / SIGNER
 
     def run(self, kind: str) -> Path:
         return self.place / "runs" / kind
@@ -120,8 +120,8 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
     (place / "tones.yaml").write_text(RECIPE)
     (place / "central.yaml").write_text(CENTRAL)
     (place / "audit.json").write_text(json.dumps(AUDIT))
-    for name in ("key", "other-key"):
-        make_node(place / name)
+    make_signer(place / "key")
+    make_node(place / "other-key")
     recipes = {kind: load_recipe(str(place / "tones.yaml"), changes) for kind, changes in KINDS.items()}
     recipes["central"] = load_recipe(str(place / "central.yaml"))
     around = RunContext(runs=place, stores=stores, device=torch.device("cpu"))

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sottovoce.base.errors import InputError
+from sottovoce.base.signatures import SIGNING_KEY, load_signing_key, read_fingerprint, sign, verified
 from sottovoce.network import keys
 from sottovoce.network.certificates import order_signing_key
 from sottovoce.network.messages import Order, OrderKind, check_message_signature, parse_order
@@ -274,6 +275,32 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
         keys.load_private_key(path)
     with pytest.raises(InputError, match="another kind: expected ECDSA P-384"):
         keys.parse_public_key(keys.public_line(other.public_key()))
+
+
+def test_a_signer_signs_and_is_no_node(tmp_path: Path) -> None:
+    signer = keys.make_signer(tmp_path / "lab")
+    key = load_signing_key(tmp_path / "lab")
+    assert verified(key.public_key(), b"said", sign(key, b"said"))
+    assert not verified(key.public_key(), b"other", sign(key, b"said"))
+    assert not verified(key.public_key(), b"said", sign(key, b"said")[:-1])
+    assert (tmp_path / "lab" / SIGNING_KEY).stat().st_mode & 0o777 == 0o600
+    assert read_fingerprint(str(tmp_path / "lab" / keys.SIGNER)) == read_fingerprint(signer) == signer
+    assert keys.describe_keys(tmp_path / "lab")["signer"] == signer
+    with pytest.raises(InputError, match="another kind: expected ECDSA P-384"):
+        keys.load_private_key(tmp_path / "lab" / SIGNING_KEY)
+    with pytest.raises(InputError, match="another kind: expected ECDSA P-384"):
+        keys.load_public_key(tmp_path / "lab" / keys.SIGNER)
+    with pytest.raises(InputError, match="expected a folder of keys"):
+        keys.renew_keys(tmp_path / "lab", now=NOW)
+
+
+def test_a_signature_of_one_kind_is_none_of_the_other(tmp_path: Path) -> None:
+    keys.make_signer(tmp_path / "lab")
+    keys.make_node(tmp_path / "node")
+    one, other = load_signing_key(tmp_path / "lab"), load_signing_key(tmp_path / "node")
+    assert verified(other.public_key(), b"said", sign(other, b"said"))
+    assert not verified(other.public_key(), b"said", sign(one, b"said"))
+    assert not verified(one.public_key(), b"said", sign(other, b"said"))
 
 
 @pytest.mark.parametrize("host", ["", "https://voices.example.org", "voices:9092", "-a", "a" * 64, "a b"])

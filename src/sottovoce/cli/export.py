@@ -156,7 +156,7 @@ def verify(
     proved, what is only asserted, what an audit adds and who has signed. Exit code 2, and one line, for anything that
     was changed; 0 where nothing contradicts anything (`proved` in --json says whether an ε is proved).
 
-    Example: sottovoce verify models/lora --key keys/lab/node.pub
+    Example: sottovoce verify models/lora --key keys/lab/signing.pub
     """
     from sottovoce.base.signatures import read_fingerprint
     from sottovoce.export.verify import verify_export

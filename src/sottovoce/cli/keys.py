@@ -9,7 +9,10 @@ import typer
 from sottovoce.cli.console import print_json, print_line, stdout
 from sottovoce.cli.options import Json
 
-app = typer.Typer(no_args_is_help=True, help="Make, show, renew and revoke the keys of a federation over a network.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Make, show, renew and revoke keys: of a federation over a network, and of who signs models.",
+)
 
 New = Annotated[Path, typer.Argument(help="The folder to write; it must not be there yet.")]
 Folder = Annotated[Path, typer.Argument(help="A folder that `sottovoce keys` has made.")]
@@ -65,6 +68,19 @@ def node(
     make_node(folder)
     print_line(f"{folder}: a node's key; for the server's roster:", to=stdout)
     print_line(format_roster_entry(user or folder.name, load_public_key(folder / NODE)), to=stdout)
+
+
+@app.command()
+def signer(folder: New) -> None:
+    """Make a key (Ed25519) that signs ledgers and exports: `run --sign`, `export --sign`, `verify --key`.
+
+    Example: sottovoce keys signer keys/lab
+    """
+    from sottovoce.network.keys import SIGNER, make_signer
+
+    fingerprint = make_signer(folder)
+    print_line(f"{folder}: signs ledgers and exports; publish {folder / SIGNER}, or its fingerprint:", to=stdout)
+    print_line(fingerprint, to=stdout)
 
 
 @app.command()

@@ -20,7 +20,7 @@ from typing import Any, Self, final
 from torch import Tensor
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.signatures import PrivateKey
+from sottovoce.base.signatures import SigningKey
 from sottovoce.dp.arrays import ArrayForm, Arrays
 from sottovoce.privacy.chain import Mark, read_chain
 from sottovoce.privacy.fingerprint import fingerprint_tensor
@@ -129,7 +129,7 @@ class PrivateRun:
     """
 
     def __init__(
-        self, plan: Plan, parameters: Arrays, *, central_steps: int, folder: Path, key: PrivateKey | None = None
+        self, plan: Plan, parameters: Arrays, *, central_steps: int, folder: Path, key: SigningKey | None = None
     ) -> None:
         self.plan, self.folder, self.central_steps = plan, folder, central_steps
         self.stopped: str | None = None
@@ -225,7 +225,7 @@ def start_run(
     *,
     folder: Path | str,
     privacy_unit: str = "user",
-    key: PrivateKey | None = None,
+    key: SigningKey | None = None,
     **options: Any,
 ) -> PrivateRun:
     """Start the run that `plan_run` has planned, or go on with the one in `folder`.

@@ -17,7 +17,7 @@ from typing import Any
 from sottovoce.base.digests import file_digest
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import check_file, read_json, write_json
-from sottovoce.base.signatures import PrivateKey, fingerprint, parse_public_key, public_line, sign, verified
+from sottovoce.base.signatures import SigningKey, fingerprint, parse_verifying_key, public_line, sign, verified
 
 PRIVACY, RECIPE, AUDIT, EXPORT_SIGNATURE = "privacy.json", "recipe.yaml", "audit.json", "privacy.signature.json"
 SIGNATURE_VERSION = 1
@@ -92,7 +92,7 @@ class ExportSigner:
         return {"status": "signed", "signer": self.signer, "expected": self.is_expected, "ledger": self.of_ledger}
 
 
-def sign_export(folder: Path, *, key: PrivateKey, files: Mapping[str, str]) -> None:
+def sign_export(folder: Path, *, key: SigningKey, files: Mapping[str, str]) -> None:
     """Sign the digests of all files of the folder."""
     said = {"version": SIGNATURE_VERSION, "files": dict(files), "key": public_line(key.public_key())}
     write_json(folder / EXPORT_SIGNATURE, {**said, "signature": sign(key, _signed(said)).hex()})
@@ -108,7 +108,7 @@ def check_export_signature(folder: Path, files: Mapping[str, str], *, expected: 
     said = read_json(path)
     try:
         signature = bytes.fromhex(said.pop("signature"))
-        key = parse_public_key(said["key"])
+        key = parse_verifying_key(said["key"])
         listed = {str(name): str(digest) for name, digest in dict(said["files"]).items()}
         is_known = said["version"] == SIGNATURE_VERSION
     except (KeyError, TypeError, ValueError, AttributeError) as problem:

@@ -12,7 +12,7 @@ from sottovoce import __version__
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import read_file, read_json, write_atomically, write_json
 from sottovoce.base.parsing import parse_yaml
-from sottovoce.base.signatures import PrivateKey
+from sottovoce.base.signatures import SigningKey
 from sottovoce.export.evidence import describe_model, read_audit, run_title
 from sottovoce.export.folder import (
     AUDIT,
@@ -53,7 +53,7 @@ class ExportSource:
 class ExportOptions:
     """What a user adds: a `key` to sign with, an `audit` of other people, the day on which it is published."""
 
-    key: PrivateKey | None = None
+    key: SigningKey | None = None
     audit: Path | None = None
     published: str | None = None
 

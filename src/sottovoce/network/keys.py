@@ -5,10 +5,11 @@ SERVER/server.key  server.pem               TLS, under the server's host names
        orders.key  orders.pem               what signs orders; its certificate serves nothing else
        ca.pem                               a copy, to give to everybody who joins
 NODE/node.key  node.pub                     as `ssh-keygen -t ecdsa -b 384` makes them, which is what Flower takes
+SIGNER/signing.key  signing.pub             what signs ledgers and exports, as `ssh-keygen -t ed25519` makes them
 
-All are ECDSA P-384. Private keys are readable by their owner alone, and refused where they are not. Folders appear
-whole or not at all, and nothing is written over. A node is known by the fingerprint of its public key, and by nothing
-else: so a node's new key is a new node, whereas certificates are renewed for the keys that they are for.
+All others are ECDSA P-384. Private keys are readable by their owner alone, and refused where they are not. Folders
+appear whole or not at all, and nothing is written over. A node is known by the fingerprint of its public key, and by
+nothing else: so a node's new key is a new node, whereas certificates are renewed for the keys that they are for.
 """
 
 import os
@@ -25,6 +26,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from sottovoce.base.errors import InputError
@@ -37,7 +39,7 @@ from sottovoce.base.files import (
     write_atomically,
     write_json,
 )
-from sottovoce.base.signatures import LARGEST_KEY_FILE, PrivateKey
+from sottovoce.base.signatures import LARGEST_KEY_FILE, SIGNING_KEY, PrivateKey, SigningKey, load_signing_key
 from sottovoce.base.signatures import fingerprint as fingerprint
 from sottovoce.base.signatures import load_private_key as load_private_key
 from sottovoce.base.signatures import load_public_key as load_public_key
@@ -58,6 +60,7 @@ AUTHORITY_KEY, AUTHORITY, REVOKED = "ca.key", "ca.pem", "revoked.json"
 SERVER_KEY, SERVER = "server.key", "server.pem"
 ORDERS_KEY, ORDERS = "orders.key", "orders.pem"
 NODE_KEY, NODE = "node.key", "node.pub"
+SIGNER = "signing.pub"
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 
@@ -101,7 +104,15 @@ def _issue_certificates(
 def make_node(folder: Path) -> None:
     """A node's key in a new folder."""
     with _new_folder(folder) as place:
-        _write_node(place, ec.generate_private_key(ec.SECP384R1()))
+        _write_pair(place / NODE_KEY, place / NODE, ec.generate_private_key(ec.SECP384R1()))
+
+
+def make_signer(folder: Path) -> str:
+    """A key that signs ledgers and exports, in a new folder; its fingerprint."""
+    key = Ed25519PrivateKey.generate()
+    with _new_folder(folder) as place:
+        _write_pair(place / SIGNING_KEY, place / SIGNER, key)
+    return fingerprint(key.public_key()).hex()
 
 
 def renew_keys(folder: Path, *, now: datetime, authority: Path | None = None, days: int | None = None) -> str:
@@ -125,7 +136,9 @@ def renew_keys(folder: Path, *, now: datetime, authority: Path | None = None, da
     if (folder / NODE_KEY).exists():
         kept = _renew_node(folder)
         return f"{folder}: a new key, which is a new node; the old one lies in {kept}: have it revoked if it was lost"
-    raise InputError(f"{folder}: no {AUTHORITY_KEY}, {SERVER_KEY} or {NODE_KEY}: expected a folder of keys")
+    raise InputError(
+        f"{folder}: no {AUTHORITY_KEY}, {SERVER_KEY} or {NODE_KEY}: expected a folder of keys that can be renewed"
+    )
 
 
 def _renew_node(folder: Path) -> str:
@@ -133,7 +146,7 @@ def _renew_node(folder: Path) -> str:
     kept = folder / f"{NODE_KEY}.{old[:16]}"
     if not kept.exists():
         os.link(folder / NODE_KEY, kept)
-    _write_node(folder, ec.generate_private_key(ec.SECP384R1()))
+    _write_pair(folder / NODE_KEY, folder / NODE, ec.generate_private_key(ec.SECP384R1()))
     return kept.name
 
 
@@ -167,6 +180,9 @@ def describe_keys(folder: Path) -> dict[str, str]:
     if (folder / NODE_KEY).exists():
         key = load_private_key(folder / NODE_KEY).public_key()
         found |= {"node": fingerprint(key).hex(), "public key": public_line(key)}
+    if (folder / SIGNING_KEY).exists():
+        signer = load_signing_key(folder / SIGNING_KEY).public_key()
+        found |= {"signer": fingerprint(signer).hex(), "public key": public_line(signer)}
     for name, what in ((AUTHORITY, "authority"), (SERVER, "server"), (ORDERS, "orders")):
         if (folder / name).exists():
             certificate = load_certificate(folder / name)
@@ -267,14 +283,14 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         sync_folder(folder.parent)
 
 
-def _write_node(folder: Path, key: PrivateKey) -> None:
+def _write_pair(private: Path, public: Path, key: SigningKey) -> None:
     """The private key first: where a killed process leaves it alone, `keys show` shows the public one."""
-    _write_key(folder / NODE_KEY, key, form=serialization.PrivateFormat.OpenSSH)
-    _write(folder / NODE, f"{public_line(key.public_key())}\n".encode())
+    _write_key(private, key, form=serialization.PrivateFormat.OpenSSH)
+    _write(public, f"{public_line(key.public_key())}\n".encode())
 
 
 def _write_key(
-    path: Path, key: PrivateKey, *, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
+    path: Path, key: SigningKey, *, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
 ) -> None:
     content = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
     _write(path, content, private=True)

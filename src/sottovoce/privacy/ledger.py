@@ -20,7 +20,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from sottovoce.base.errors import InputError, check_invariant
-from sottovoce.base.signatures import PrivateKey, fingerprint
+from sottovoce.base.signatures import SigningKey, fingerprint
 from sottovoce.privacy.chain import Chain, ChainWriter, Mark, Record, read_chain
 from sottovoce.privacy.events import NoGuarantee, Release, event_to_json
 from sottovoce.privacy.ledger_records import (
@@ -90,7 +90,7 @@ class Ledger:
     """
 
     def __init__(
-        self, path: Path, *, header: Header, checkpoint: Mark | None = None, key: PrivateKey | None = None
+        self, path: Path, *, header: Header, checkpoint: Mark | None = None, key: SigningKey | None = None
     ) -> None:
         """Starts the ledger, or goes on with an existing one from `checkpoint` (None: the run starts over).
 
@@ -250,7 +250,7 @@ class Ledger:
         self._writer.close()
 
 
-def _named(key: PrivateKey | None) -> Record:
+def _named(key: SigningKey | None) -> Record:
     """Who signs, for the ledger itself: a signature that is taken away is missed."""
     return {} if key is None else {"signer": fingerprint(key.public_key()).hex()}
 
@@ -259,7 +259,7 @@ def record_results(
     path: Path,
     files: Mapping[str, str],
     *,
-    key: PrivateKey | None = None,
+    key: SigningKey | None = None,
     signed_files: Mapping[str, str] | None = None,
 ) -> Mark:
     """Write down how a run has ended: digests of `files` of its folder by name. Once: the same again adds nothing.

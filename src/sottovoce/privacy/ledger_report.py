@@ -20,7 +20,7 @@ from rich.table import Table
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import read_json, write_json
-from sottovoce.base.signatures import PrivateKey, fingerprint, parse_public_key, public_line, sign, verified
+from sottovoce.base.signatures import SigningKey, fingerprint, parse_verifying_key, public_line, sign, verified
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.events import Event
@@ -182,7 +182,7 @@ class SignatureCheck:
 
 
 def write_ledger_signature(
-    ledger: Path, mark: Mark, *, key: PrivateKey, files: Mapping[str, str] | None = None
+    ledger: Path, mark: Mark, *, key: SigningKey, files: Mapping[str, str] | None = None
 ) -> None:
     """Sign `mark` of the ledger in the file `ledger`, and digests of `files` by name; in place of an earlier one."""
     said = {
@@ -210,7 +210,7 @@ def check_ledger_signature(report: LedgerReport, place: Path, *, expected: str |
     said = read_json(path)
     try:
         signature = bytes.fromhex(said.pop("signature"))
-        key = parse_public_key(said["key"])
+        key = parse_verifying_key(said["key"])
         mark = Mark(int(said["length"]), str(said["head"]))
         files = {str(name): str(digest) for name, digest in dict(said["files"]).items()}
         is_known = said["version"] == VERSION

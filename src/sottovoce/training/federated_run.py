@@ -11,7 +11,7 @@ import numpy as np
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import add_digest, check_digest, read_json, write_json
 from sottovoce.base.processes import Processes
-from sottovoce.base.signatures import PrivateKey
+from sottovoce.base.signatures import SigningKey
 from sottovoce.config import Recipe
 from sottovoce.data.client_utterances import find_owners, utterance_samples, utterances_of
 from sottovoce.data.population import Population
@@ -55,7 +55,7 @@ def run_federated(
     context: RunContext,
     processes: Processes,
     remote: RemoteClients | None = None,
-    key: PrivateKey | None = None,
+    key: SigningKey | None = None,
 ) -> Outcome:
     """Train with the store's clients, or `remote` ones, and test the best model and the one it started from."""
     federation = assemble(recipe, context=context, clients=remote, processes=processes)

@@ -18,7 +18,7 @@ from typing import Any, final
 
 from sottovoce.base.digests import safetensors_digest
 from sottovoce.base.errors import InputError
-from sottovoce.base.signatures import PrivateKey
+from sottovoce.base.signatures import SigningKey
 from sottovoce.config import FederationSettings, as_yaml
 from sottovoce.evaluation.decoder import DecodingOptions
 from sottovoce.evaluation.measures import CTC_WER, LOSS, Score, score_from_figures
@@ -71,7 +71,7 @@ class FederatedLoop(Loop):
         clients: LocalClients | ClientsOverRanks | ConnectedClients,
         ranks: RankGroup,
         inputs: Mapping[str, str],
-        key: PrivateKey | None = None,
+        key: SigningKey | None = None,
     ) -> None:
         """`inputs` are digests of what the run reads, which the ledger binds it to; `key` signs that."""
         self._federation, self._folder, self._clients, self._ranks = federation, folder, clients, ranks
