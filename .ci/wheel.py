@@ -137,6 +137,8 @@ def try_wheel(python: Path, work: Path) -> None:
         "examples of the API": [str(python), "-c", DOCTESTS],
         **{f"{GUIDE.name}: {name}": [str(python), name] for name in programs},
         "a smoke run": [command, "run", "demo", "--smoke", "--out", "runs"],
+        "its export": [command, "export", "runs/demo-private", "--out", "model"],
+        "verify": [command, "verify", "model"],
     }
     # Nothing of the repository: neither its path nor its folder.
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
