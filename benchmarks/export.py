@@ -6,7 +6,7 @@
     python benchmarks/export.py table
 
 Each replaces its own rows of benchmarks/export.json and keeps the others. Every row is exported by the command line and
-run in processes of their own, without torch (`exported.py`). Memory is the most that the process had; the real-time
+run in processes of their own, without Sottovoce (`exported.py`). Memory is the most that the process had; the real-time
 factor is processor time per second of speech. `base` is a model of the paper's size with random weights, for what
 exporting takes.
 """
@@ -44,6 +44,7 @@ KEPT, PAGE = HERE / "export.json", HERE.parent / "docs/guides/on-a-phone.md"
 FIGURES = ("<!-- figures: benchmarks/export.py table -->", "<!-- end of figures -->")
 BASE_FIGURES = ("<!-- base: benchmarks/export.py table -->", "<!-- end of base -->")
 TARGETS = {"ONNX": ["onnx"], "ONNX int8": ["onnx", "--int8"], "sherpa": ["sherpa"], "sherpa int8": ["sherpa", "--int8"]}
+HUB_TARGETS = {"Hugging Face": ["huggingface", "--merged"], "adapter": ["huggingface"]}  # of pretrained families
 
 
 def measure(models: Sequence[str], *, utterances: int, stores: Path) -> list[dict[str, Any]]:
@@ -98,7 +99,8 @@ def measure_model(label: str, model: Path, store: Store, *, utterances: int, pla
     ours = recognise_utterances(recogniser, store, chosen, decode=decode)
     common = {"model": label, "family": recogniser.family.name, "parameters": _count(recogniser)}
     rows: list[dict[str, Any]] = [{**common, "target": "torch", "wer": wer(references, ours)}]
-    for target, arguments in TARGETS.items():
+    on_hub = {} if recogniser.family.transfer.write_pretrained is None else HUB_TARGETS
+    for target, arguments in (TARGETS | on_hub).items():
         out = place / target.replace(" ", "-")
         taken = run_export(model, out, arguments)
         if "refused" in taken:

@@ -1,12 +1,15 @@
-"""Exported models as others run them: without torch and without Sottovoce, on one thread.
+"""Exported models as others run them: without Sottovoce, on one thread; ONNX and sherpa-onnx without torch, too.
 
     python benchmarks/exported.py FOLDER samples.npz
 
-FOLDER is what `sottovoce export --to onnx` or `--to sherpa` wrote, samples.npz has recordings of 16-bit samples at 16
-kHz. Prints one JSON object: the texts, seconds of processor time, and the most memory that was used.
+FOLDER is what `sottovoce export --to onnx`, `--to sherpa` or `--to huggingface` wrote, samples.npz has recordings of
+16-bit samples at 16 kHz. The base model of an adapter is found in $SOTTOVOCE_MODELS. Prints one JSON object: the texts,
+seconds of processor time, and the most memory that was used.
 """
 
 import json
+import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,13 +22,16 @@ from numpy.typing import NDArray
 Samples = NDArray[np.float32]  # in [-1, 1)
 Recognise = Callable[[Samples], str]
 FEWEST_SAMPLES = 400
-CHUNK_SAMPLES = 1_600  # that a streaming recogniser is given at a time
+RATE = 16_000
+CHUNK_SAMPLES = RATE // 10  # that a streaming recogniser is given at a time
 
 
 def load_exported(folder: Path, *, chunk_steps: int | None = None) -> Recognise:
     """From samples to text. A streaming model takes all of them at once, or chunks of so many steps."""
     if (folder / "sherpa.json").exists():
         return load_sherpa(folder)
+    if (folder / "README.md").exists():
+        return load_huggingface(folder)
     about = json.loads((folder / "onnx.json").read_text(encoding="utf-8"))
     sessions = {name: _session(folder / graph["file"]) for name, graph in about["graphs"].items()}
     method = about["decoding"]["method"]
@@ -165,6 +171,41 @@ def load_sherpa(folder: Path) -> Recognise:
         return " ".join(stream.result.text.split())
 
     return recognise_stream if kind == "OnlineRecognizer" else recognise
+
+
+def load_huggingface(folder: Path) -> Recognise:
+    """What the program on the card does, with the silence that it adds."""
+    import torch
+    import transformers
+
+    padding = re.search(r"numpy\.pad\(samples, (\d+)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    silence = 0 if padding is None else int(padding[1])
+    adapter, base = folder / "adapter_config.json", folder
+    if adapter.exists():
+        name = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        base = Path(os.environ["SOTTOVOCE_MODELS"]) / name
+    is_ctc = "AutoModelForCTC" in (folder / "README.md").read_text(encoding="utf-8")
+    auto = transformers.AutoModelForCTC if is_ctc else transformers.AutoModelForSpeechSeq2Seq
+    processor = transformers.AutoProcessor.from_pretrained(folder)
+    model = auto.from_pretrained(base, dtype=torch.float32)
+    if adapter.exists():
+        import peft
+
+        model = peft.PeftModel.from_pretrained(model, folder)
+    model.eval()
+
+    def recognise(samples: Samples) -> str:
+        samples = np.pad(samples, silence)
+        inputs = processor(samples, sampling_rate=RATE, return_tensors="pt")
+        with torch.no_grad():
+            if is_ctc:
+                found = model(**inputs).logits.argmax(dim=-1)
+            else:
+                found = model.generate(**inputs, max_new_tokens=max(10, round(6.5 * len(samples) / RATE)))
+        text: str = processor.batch_decode(found, skip_special_tokens=not is_ctc)[0]
+        return " ".join(text.split())
+
+    return recognise
 
 
 def main() -> None:
