@@ -43,6 +43,7 @@ def audited_plan(plan: Plan, *, others: int) -> Plan:
         population_size=size,
         cohort_size=cohort_size,
         denominator=None if settings.denominator is None else settings.denominator * grown,
+        expected_answers=None,  # in an audit nobody is late: that is who a guarantee is for
         noise_multiplier=settings.z,
         sigma_dp=None,
         epsilon_budget=None,

@@ -86,7 +86,7 @@ def explain_useless_run(finished: "Outcome") -> list[str]:
             return []
     found = NoiseLength(
         noise_multiplier=private["noise_multiplier"],
-        cohort_size=private["cohort_size"],
+        cohort_size=private.get("expected_answers", private["cohort_size"]),
         parameters=results["communication"]["trained_parameters"],
         rounds=private["steps"],
     )

@@ -39,6 +39,12 @@ class PaperTableName(StrEnum):
 def plan(
     population: Annotated[int | None, typer.Option(help="K: users eligible.")] = None,
     cohort: Annotated[int | None, typer.Option(help="S: expected users per step; each joins with q = S/K.")] = None,
+    over_select: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FACTOR", help="Draw so many times --cohort, of whom --cohort answer in time; see `serve`."
+        ),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="T: server updates.")] = None,
     delta: Annotated[float | None, typer.Option(help="δ, well below 1/K.")] = None,
     noise_multiplier: Annotated[float | None, typer.Option(help="z: noise std on the sum, over C.")] = None,
@@ -92,6 +98,7 @@ def plan(
     """
     from sottovoce.privacy import planner
     from sottovoce.privacy.events import Measured
+    from sottovoce.privacy.plan_sampling import over_selected
 
     sizes: dict[str, object] = {"--population": population, "--cohort": cohort, "--steps": steps, "--delta": delta}
     for_one_plan: dict[str, object] = {
@@ -102,6 +109,7 @@ def plan(
     if mechanism is not None:
         others: dict[str, object] = {"--cohort": cohort, "--noise-multiplier": noise_multiplier}
         others |= {"--parameters": parameters, "--client-wers": client_wers, "--paper": paper, **for_one_plan}
+        others |= {"--over-select": over_select}
         if given := _given(others):
             raise InputError(f"--mechanism {mechanism} with {given}: expected --max-cohort and what is wanted")
         if max_cohort is None or steps is None or delta is None:
@@ -120,7 +128,7 @@ def plan(
         _print_noise(asked, mechanism, accountant, json)
         return
     if paper is not None:
-        if given := _given(sizes | for_one_plan):
+        if given := _given(sizes | for_one_plan | {"--over-select": over_select}):
             raise InputError(f"--paper {paper} with {given}: expected a table, or a plan of your own")
         _print_paper_table(paper, json)
         return
@@ -141,9 +149,12 @@ def plan(
     if client_wers is not None and client_wer_noise is not None:
         measured = Measured(count=client_wers, noise_multiplier=client_wer_noise)
 
+    if over_select is not None and (given := _given(for_one_plan)):
+        raise InputError(f"--over-select {over_select:g} with {given}: expected one of them")
     planned = planner.plan_run(
         population,
-        cohort_size=cohort,
+        cohort_size=cohort if over_select is None else over_selected(cohort, factor=over_select),
+        expected_answers=None if over_select is None else cohort,
         central_steps=steps,
         delta=delta,
         noise_multiplier=noise_multiplier,

@@ -1,5 +1,6 @@
 """`sottovoce serve`."""
 
+import math
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from sottovoce.cli.options import Json
 from sottovoce.cli.run import label_run, open_context
 
 if TYPE_CHECKING:
+    from sottovoce.config import Recipe
     from sottovoce.models.recogniser import Recogniser
     from sottovoce.network.server.clients import ClientsOverNetwork
     from sottovoce.network.transport.link import Link
@@ -70,7 +72,24 @@ def serve(
             "One for every twenty rounds by default.",
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="How long nodes have to train in a round.")] = 600.0,
+    seconds: Annotated[
+        float,
+        typer.Option(help="How long nodes have to train in a round; who is later counts as zero in it."),
+    ] = 600.0,
+    round_seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N", help="Rounds begin every N seconds, however long they take; at once after the last by default."
+        ),
+    ] = None,
+    over_select: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FACTOR",
+            help="Draw so many times cohort_size, and divide sums by cohort_size still: others may be late. ε is of "
+            "all who are drawn. As federation.cohort_size with federation.expected_answers.",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; RUNS/RECIPE-served by default.")] = None,
     runs: Annotated[Path, typer.Option(help="Where runs lie: seed models are looked for and made here.")] = Path(
         "runs"
@@ -89,7 +108,6 @@ def serve(
     Plan, ledger and guarantee are those of `sottovoce run`; the clients are those of the roster, and K is their number.
     The ledger's head is signed at every commit with the key that signs orders.
     """
-    from sottovoce.config import Suite, load_experiment
     from sottovoce.network.keys import ORDERS_KEY, REVOKED, SERVER, SERVER_KEY, DailyReminder, check_server, revoked_in
     from sottovoce.network.limits import default_spare_attempts
     from sottovoce.network.roster import load_roster
@@ -116,20 +134,22 @@ def serve(
     if model_bits not in (None, 16):
         raise InputError(f"--model-bits {model_bits}: expected 16, or nothing for the 32 that models have")
     sent = [] if model_bits is None else [f"federation.model_bits={model_bits}"]
-    experiment = load_experiment(recipe, [*(overrides or []), *sent])
-    if isinstance(experiment, Suite) or experiment.federation is None:
-        raise InputError(f"{recipe}: expected one federated run, such as demo-clipping/global")
+    experiment = _load_federated(recipe, [*(overrides or []), *sent], over_select)
+    if not 0 < seconds < math.inf:
+        raise InputError(f"--seconds {seconds:g}: expected a positive number")
+    if round_seconds is not None and not seconds < round_seconds < math.inf:
+        raise InputError(f"--round-seconds {round_seconds:g}: expected more than the --seconds {seconds:g} of training")
     if sums not in ("secure", "open"):
         raise InputError(f"--sums {sums}: expected secure or open")
     if noise not in ("server", "clients") or (noise == "clients" and sums == "open"):
         raise InputError(f"--noise {noise} with --sums {sums}: expected server, or clients with secure sums")
     if spare_attempts is not None and spare_attempts < 0:
         raise InputError(f"--spare-attempts {spare_attempts}: expected a whole number, at least 0")
-    is_release = experiment.federation.privacy.mode is Mode.SECURE
+    is_release = experiment.federated.privacy.mode is Mode.SECURE
     if spare_attempts and not is_release:
         raise InputError("--spare-attempts: a rehearsal makes lost rounds again as they were; expected a release")
     if spare_attempts is None:
-        spare_attempts = default_spare_attempts(experiment.federation.steps)
+        spare_attempts = default_spare_attempts(experiment.federated.steps)
     spare = spare_attempts if is_release else None
     host, port = _address(listen)
     certificates = check_server(keys)
@@ -137,7 +157,7 @@ def serve(
         print_line(line)
     people = load_roster(roster, revoked=revoked_in(keys / REVOKED))
     able = {user.node.hex(): user.key for user in people.users if not user.revoked}
-    usual = least or min(experiment.federation.cohort_size, len(able))
+    usual = least or min(experiment.federated.expected_answers or experiment.federated.cohort_size, len(able))
     waited_for = wait_for if wait_for is not None else usual
 
     def planned(plan: "Plan") -> "Plan":
@@ -164,7 +184,7 @@ def serve(
             least=least,
             spare_attempts=spare or 0,
             before_ask=DailyReminder(certificates.reminders, now=_now, say=around.say),
-            timeouts=Timeouts(training=seconds),
+            timeouts=Timeouts(training=seconds, rounds=round_seconds),
             say=around.say,
         )
 
@@ -182,6 +202,26 @@ def serve(
         raise typer.Exit(2)  # the run has ended in order, and has said why; somebody should look at it
     if outcome.stopped_at is not None:
         exit_interrupted(f"stopped after step {outcome.stopped_at:,} and saved: the same command with --resume goes on")
+
+
+def _load_federated(recipe: str, overrides: list[str], over_select: float | None) -> "Recipe":
+    """The recipe; with `over_select` so many times its cohorts are drawn, and sums are divided by what those were."""
+    from sottovoce.config import Suite, load_experiment
+    from sottovoce.privacy.plan_sampling import over_selected
+
+    experiment = load_experiment(recipe, overrides)
+    if isinstance(experiment, Suite) or experiment.federation is None:
+        raise InputError(f"{recipe}: expected one federated run, such as demo-clipping/global")
+    if over_select is None:
+        return experiment
+    answers, expected = experiment.federation.cohort_size, experiment.federation.expected_answers
+    if expected is not None:
+        raise InputError(
+            f"--over-select {over_select:g}: the recipe has expected_answers={expected}; expected one of them"
+        )
+    drawn = over_selected(answers, factor=over_select)
+    more = [f"federation.cohort_size={drawn}", f"federation.expected_answers={answers}"]
+    return _load_federated(recipe, [*overrides, *more], None)
 
 
 def _now() -> datetime:

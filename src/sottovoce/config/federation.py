@@ -109,6 +109,7 @@ class PrivacySection(PrivacyOptions):
         root_seed: int,
         time_line: Literal["zero", "skip"] | None = None,
         measured: Measured | None = None,
+        expected_answers: int | None = None,
     ) -> PrivacySettings:
         """The plan's settings for a population that is there; a target (for all releases) is noise now."""
         own = {option.name: getattr(self, option.name) for option in fields(PrivacyOptions)}
@@ -139,6 +140,7 @@ class PrivacySection(PrivacyOptions):
             privacy_unit=privacy_unit,
             users_also_in_seed=users_also_in_seed,
             time_line=time_line,
+            expected_answers=expected_answers,
             root_seed=root_seed if self.mode is Mode.SEEDED else None,
             **own,
         )
@@ -228,18 +230,21 @@ class SharedDevSettings(Section):
 class FederationSettings(Section):
     """Federated training: `steps` rounds (T), each with `cohort_size` clients (S) in expectation.
 
+    Sums are divided by `expected_answers` where it is given: more clients are drawn than are expected to be in time.
+
     `keys.yaml` says what each setting means. Settings that came later are not written where they are None.
     """
 
     unwritten = frozenset(
         {
             *("rescale_norms", "server_pass", "shared_dev", "test_clients", "test_along", "client_wer"),
-            *("model_bits", "measure", "estimate_bound"),
+            *("model_bits", "measure", "estimate_bound", "expected_answers"),
         }
     )
 
     steps: int = Field(ge=1)
     cohort_size: int = Field(ge=1)
+    expected_answers: int | None = Field(default=None, ge=1)
     seed_model: PathText | None = None
     trainable: str | None = None
     rescale_norms: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -288,6 +293,10 @@ class FederationSettings(Section):
                 "on who else is there, which no clipping bounds; expected auto, sequential or workers"
             )
         self._check_weighting()
+        if self.expected_answers is not None and self.privacy.extrapolate:
+            raise ValueError(
+                "expected_answers with privacy.extrapolate: those are of whole cohorts; expected one of them"
+            )
         if self.clients.balance is not None and (self.privacy.adds_noise or self.privacy.mode is Mode.SECURE):
             raise ValueError(
                 f"clients.balance={self.clients.balance} with noise or privacy.mode=secure: who is in which silo would "

@@ -36,7 +36,7 @@ from sottovoce.privacy.settings import Mode, PrivacySettings
 LEDGER = "ledger.jsonl"
 ALL_MADE = "all planned rounds are made"
 _REFUSED = ("sigma_dp", "adaptive", "time_line", "weighting", "weights")
-_FROM_PLAN = ("population_size", "cohort_size", "clip_bound", "noise_multiplier", "delta")
+_FROM_PLAN = ("population_size", "cohort_size", "expected_answers", "clip_bound", "noise_multiplier", "delta")
 
 
 @final

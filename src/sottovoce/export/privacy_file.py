@@ -141,6 +141,8 @@ def _describe_mechanism(guarantee: Guarantee, plan: Mapping[str, Any], ledger: L
     assert not isinstance(release, NoGuarantee)
     z, bound = release.noise_multiplier, plan["clip_bound"]
     sampling: Section = {"cohort_size": plan["cohort_size"], "population_size": plan["population_size"]}
+    if plan.get("expected_answers") is not None:
+        sampling["expected_answers"] = plan["expected_answers"]
     mechanism: Section = {"name": "gaussian", "noise_multiplier": z, "noise_std_sum": z * bound, "strategy": None}
     if isinstance(release, CorrelatedRelease):
         strategy = strategy_to_json(release.strategy)

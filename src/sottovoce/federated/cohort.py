@@ -18,6 +18,7 @@ from torch import Tensor
 from sottovoce.base.errors import check_invariant
 from sottovoce.federated.diagnostics import RoundDiagnostics
 from sottovoce.federated.engines.engine import Dropped, Engine, JointlyTrained
+from sottovoce.federated.lateness import LATE, in_time
 from sottovoce.federated.weighting import WeightedSum
 from sottovoce.privacy.clipping import centred_count
 from sottovoce.privacy.plan import Plan
@@ -104,6 +105,10 @@ def sum_part(
 ) -> PartialSum:
     """Train, clip and sum `clients`, as `engine` gives them back. A release keeps no diagnostics, not even here."""
     diagnostics = None if plan.settings.mode is Mode.SECURE else RoundDiagnostics(cohort=len(clients))
+    answering = in_time(clients, plan=plan, step=step)
+    if diagnostics is not None and not answering.all():
+        diagnostics.dropped[LATE] += int(len(clients) - answering.sum())
+    clients, positions = clients[answering], None if positions is None else positions[answering]
     within, total = 0.0, plan.new_total(device=server_P.device)
     weighted = WeightedSum(plan, total)
     # Only where there are any: an engine of somebody's own need not know of time lines.

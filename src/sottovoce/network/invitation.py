@@ -203,6 +203,7 @@ class Invitation:
             users_also_in_seed=0,  # the server knows, and refuses
             root_seed=derive(recipe.seed, "privacy"),
             measured=settings.measured,
+            expected_answers=settings.expected_answers,
         )
 
     def plan(self, layout: Layout) -> Plan:

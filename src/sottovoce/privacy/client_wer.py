@@ -139,12 +139,13 @@ def _interval(errors: float, correct: float, plan: Plan) -> tuple[float, float]:
     """All rates r for which (1 − r)·errors − r·correct, whose mean is zero at the true one, is not too far off.
 
     Fieller (1954). Its variance is the noise's, ((1 − r)² + r²)·std², and that of who was drawn: with a person's part
-    g = (1 − r)·m − r·u, Σ g² ≤ max|g|·Σ|g| ≤ W·max(r, 1 − r)·2r(1 − r)·words, of which a share 1 − q is chance. So no
-    more has to be released to know it, and it is an upper bound.
+    g = (1 − r)·m − r·u, Σ g² ≤ max|g|·Σ|g| ≤ W·max(r, 1 − r)·2r(1 − r)·words, of which a share 1 − q is chance (q of
+    those who answer in time). So no more has to be released to know it, and it is an upper bound.
     """
     r, words = _RATES, errors + correct
     noise = ((1 - r) ** 2 + r**2) * plan.released_std_sum**2
-    drawn = (1 - plan.sampling_rate) * plan.clip_bound * np.maximum(r, 1 - r) * 2 * r * (1 - r) * words
+    share = plan.settings.answers / plan.settings.population_size
+    drawn = (1 - share) * plan.clip_bound * np.maximum(r, 1 - r) * 2 * r * (1 - r) * words
     away = np.abs((1 - r) * errors - r * correct)
     outwards = _RATES[1] * words  # to the next of the rates that are looked at
     possible = r[away <= _STANDARD_ERRORS * np.sqrt(noise + drawn) + outwards]

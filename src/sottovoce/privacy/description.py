@@ -47,18 +47,19 @@ def _guarantee(plan: "Plan", released: str) -> str:
 
 
 def _drawn(plan: "Plan") -> str:
-    sampler, correlated = plan.sampler, plan.settings.mechanism
+    sampler, correlated, expected = plan.sampler, plan.settings.mechanism, plan.settings.expected_answers
+    late = "" if expected is None else f" ({plan.cohort_size:,} drawn for {expected:,} answers)"
     if correlated is None or not isinstance(sampler, CyclicSampler):
-        return f"{sampler.sampling} q={plan.sampling_rate:g}"
+        return f"{sampler.sampling} q={plan.sampling_rate:g}{late}"
     groups = f"q={sampler.sampling_rate:g} of one of {sampler.cycle} groups in turn"
-    return f"poisson {groups}, {correlated.kind} noise"
+    return f"poisson {groups}{late}, {correlated.kind} noise"
 
 
 def describe_plan(plan: "Plan") -> dict[str, object]:
     """All settings that decide what is released, as JSON takes them; the layout by its shapes."""
     settings, mechanism = dataclasses.asdict(plan.settings), plan.settings.mechanism
     settings["mechanism"] = None if mechanism is None else mechanism.as_json()
-    for later in ("time_line", "mechanism", *PLUGIN_KEYS):  # as before there were any
+    for later in ("time_line", "mechanism", "expected_answers", *PLUGIN_KEYS):  # as before there were any
         if settings[later] is None:
             del settings[later]
     described = {name: _plain(value) for name, value in settings.items() if name != "epsilon_budget"}

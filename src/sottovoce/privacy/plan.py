@@ -159,7 +159,7 @@ class Plan:
     @property
     def denominator(self) -> float:
         """What a noised sum is divided by; public."""
-        return self.settings.denominator or float(self.settings.cohort_size)
+        return self.settings.denominator or float(self.settings.answers)
 
     @property
     def clip_bound(self) -> float:
@@ -194,17 +194,19 @@ class Plan:
     @property
     def sigma_dp(self) -> float:
         """σ_DP = z/S, the paper's unit."""
-        return sigma_dp_of(self.update_noise_multiplier, cohort_size=self.settings.cohort_size)
+        return sigma_dp_of(self.update_noise_multiplier, cohort_size=self.settings.answers)
 
     def fewest_available(self, least: int) -> int:
         """How many of all users must be available before a round, where sums of fewer than `least` are not opened.
 
         Guarantee: then whether a sum is opened depends on nobody's being drawn, but once in 10¹⁵ rounds. Else a release
-        would show who was: the event is of sums that differ by one update, and not by all of them.
+        would show who was: the event is of sums that differ by one update, and not by all of them. With
+        `expected_answers` that holds also where the others of a cohort are late, each by a coin of their own.
         """
+        answers, people = self.settings.answers, self.settings.population_size
         if self.settings.sampling is Sampling.POISSON:
-            return fewest_available(least, sampling_rate=self.sampling_rate)
-        return self.settings.population_size - (self.cohort_size - least)
+            return fewest_available(least, sampling_rate=answers / people)
+        return people - (answers - least)
 
     @cached_property
     def sampler(self) -> Sampler:

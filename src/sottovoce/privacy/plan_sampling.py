@@ -1,8 +1,9 @@
 """Who takes part in a round of a plan."""
 
+import math
 from typing import TYPE_CHECKING
 
-from sottovoce.base.errors import check_invariant
+from sottovoce.base.errors import InputError, check_invariant
 from sottovoce.privacy.events import NoGuarantee
 from sottovoce.privacy.plugins import check_cohort
 from sottovoce.privacy.sampling import CyclicSampler, FixedSizeSampler, Indices, PoissonSampler
@@ -17,6 +18,17 @@ def build_sampler(sampling: Sampling, *, cohort_size: int, population_size: int)
     if sampling is Sampling.POISSON:
         return PoissonSampler(sampling_rate=cohort_size / population_size)
     return FixedSizeSampler(cohort_size=cohort_size)
+
+
+def over_selected(answers: int, *, factor: float) -> int:
+    """How many to draw so that `answers` of them are in time: `factor` times as many, to the nearest whole number.
+
+    >>> over_selected(10, factor=1.3), over_selected(1024, factor=1.1)
+    (13, 1126)
+    """
+    if not 1 <= factor < math.inf:
+        raise InputError(f"over-selection by {factor:g}: expected a factor of at least 1")
+    return round(answers * factor)
 
 
 def draw_cohort(plan: "Plan", step: int, *, attempt: int, row: int | None, among: Indices | None) -> Indices:

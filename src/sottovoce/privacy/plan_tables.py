@@ -25,6 +25,7 @@ _TITLES: dict[Goal, str] = {
 def plan_table(plan: PlannedRun) -> Table:
     """One plan as a two-column table."""
     epsilon, pld = plan.epsilon, plan.epsilon.pld
+    size = "S" if plan.expected_answers is None else "answers"
     rows = {
         "ε (PLD)": number(pld) if pld is not None else f"none: {epsilon.pld_reason}",
         "ε (RDP)": f"{number(epsilon.rdp)} at order {_order(epsilon)}",
@@ -34,16 +35,18 @@ def plan_table(plan: PlannedRun) -> Table:
         "sampling_rate q = S/K": number(plan.sampling_rate),
         "central_steps T": f"{plan.central_steps:,}",
         "noise_multiplier z": f"{plan.noise_multiplier:.6g}",
-        "sigma_dp σ_DP = z/S": number(plan.sigma_dp),
+        f"sigma_dp σ_DP = z/{size}": number(plan.sigma_dp),
         "clip_bound C": number(plan.clip_bound),
         "noise_std_sum z·C": number(plan.noise_std_sum),
-        "noise_std_mean z·C/S": number(plan.noise_std_mean),
+        f"noise_std_mean z·C/{size}": number(plan.noise_std_mean),
     }
+    if plan.expected_answers is not None:
+        rows["expected_answers, of S drawn"] = f"{plan.expected_answers:,}"
     if plan.measured is not None:
         rows["WERs of clients, in ε"] = f"{plan.measured.count:,}, z = {plan.measured.noise_multiplier:g}"
     if plan.parameters is not None:
         rows["parameters D"] = f"{plan.parameters:,}"
-        rows["noise to update √D·z/S"] = number(plan.noise_to_update)
+        rows[f"noise to update √D·z/{size}"] = number(plan.noise_to_update)
     table = Table(title="Poisson sampling, add or remove one user", show_header=False, box=SIMPLE_HEAD)
     table.add_column()
     table.add_column(justify="right")

@@ -42,7 +42,8 @@ class PlannedRun:
     """A run's noise, its `epsilon` and `warnings`. Names as in the glossary.
 
     `noise_to_update` is the noise's norm over C. ε covers what is `measured` besides: clients' word error rates. `cap`
-    bounds the work of its PLD.
+    bounds the work of its PLD. With `expected_answers` more are drawn (`cohort_size`, which ε is of) than are expected
+    in the sum, which is divided by so many.
     """
 
     population_size: int
@@ -54,9 +55,12 @@ class PlannedRun:
     parameters: int | None = None
     measured: Measured | None = None
     cap: PldCap = CAREFUL
+    expected_answers: int | None = None
 
     def __post_init__(self) -> None:
         check_sizes(self.population_size, cohort_size=self.cohort_size)
+        if self.expected_answers is not None:
+            check_whole("expected_answers", self.expected_answers, most=self.cohort_size)
         check_whole("central_steps", self.central_steps, most=LARGEST_STEPS)
         check_delta(self.delta)
         _check_positive("clip_bound", self.clip_bound)
@@ -86,9 +90,14 @@ class PlannedRun:
         return self.cohort_size / self.population_size
 
     @property
+    def answers(self) -> int:
+        """What a sum is divided by: S, or those who are expected in time."""
+        return self.cohort_size if self.expected_answers is None else self.expected_answers
+
+    @property
     def sigma_dp(self) -> float:
         """σ_DP = z/S, the paper's unit (Theorem 1)."""
-        return self.noise_multiplier / self.cohort_size
+        return self.noise_multiplier / self.answers
 
     @property
     def noise_std_sum(self) -> float:
@@ -141,6 +150,7 @@ class PlannedRun:
             "delta": self.delta,
             "neighbouring": spent.neighbouring,
             **{name: getattr(self, name) for name in _NUMBERS},
+            **({} if self.expected_answers is None else {"expected_answers": self.expected_answers}),
             **besides,
             "warnings": list(self.warnings),
         }
@@ -166,12 +176,14 @@ def plan_run(
     accountant: Accountant = "pld",
     cap: PldCap = CAREFUL,
     measured: Measured | None = None,
+    expected_answers: int | None = None,
 ) -> PlannedRun:
     """The plan for one of: a noise multiplier, the paper's σ_DP, or a target ε.
 
     Guarantee: (ε, δ) for adding or removing one user, if the run samples by Poisson with probability S/K, clips to C
     and adds noise of std z·C to the sum. `accountant` says which ε a target is meant for. What is `measured` besides,
-    over cohorts of its own, is part of ε.
+    over cohorts of its own, is part of ε. Of `cohort_size` drawn so many `expected_answers` may be all that a sum is
+    divided by: the others may be late, and ε counts them as if they were not.
 
     >>> plan = plan_run(69_506_000, cohort_size=204_800, sigma_dp=3e-6, central_steps=2034, delta=1e-9)
     >>> round(plan.noise_multiplier, 4), round(plan.epsilon.rdp, 1)
@@ -185,12 +197,13 @@ def plan_run(
     run |= {"central_steps": central_steps, "measured": measured}
     z = 1.0 if noise_multiplier is None else noise_multiplier
     # What is wrong is refused before noise is searched for.
-    planned = PlannedRun(**run, noise_multiplier=z, clip_bound=clip_bound, parameters=parameters)
+    more: dict[str, Any] = {"clip_bound": clip_bound, "parameters": parameters, "expected_answers": expected_answers}
+    planned = PlannedRun(**run, **more, noise_multiplier=z)
     if target_epsilon is not None:
         planned = replace(planned, noise_multiplier=calibrate_run_noise(target_epsilon, accountant=accountant, **run))
     elif sigma_dp is not None:
         _check_positive("sigma_dp", sigma_dp)
-        planned = replace(planned, noise_multiplier=sigma_dp * cohort_size)  # Theorem 1: z = σ_DP/𝕊 with 𝕊 = 1/(qK)
+        planned = replace(planned, noise_multiplier=sigma_dp * planned.answers)  # Theorem 1: z = σ_DP/𝕊 with 𝕊 = 1/(qK)
     _ = planned.epsilon  # now, and not where somebody first looks at it
     return planned
 
@@ -244,6 +257,10 @@ def grown(plan: PlannedRun, population_size: int, *, max_cohort: int | None = No
 
 def resized(plan: PlannedRun, population_size: int, cohort_size: int) -> PlannedRun:
     """The same noise on the mean, of updates and of what is measured: multipliers grow with the cohort."""
+    if plan.expected_answers is not None:
+        raise InputError(
+            f"expected_answers={plan.expected_answers}: other populations have cohorts of their own; expected none"
+        )
     measured = plan.measured
     if measured is not None:
         measured = replace(measured, noise_multiplier=measured.noise_multiplier * cohort_size / plan.cohort_size)

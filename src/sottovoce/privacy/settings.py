@@ -80,8 +80,9 @@ class PrivacySettings(PrivacyOptions):
     parent model, which is trained without privacy, has seen. `time_line`: users use each utterance once, and one with
     nothing left is drawn all the same and sends `zero`, or is not drawn (`skip`). With a `mechanism` noise is
     correlated over rounds, and users take turns in groups. `denominator` is what sums are divided by: public, and
-    `cohort_size` unless weights by data suggest another. `clip_rule`, `weights` and `sampler` are plug-ins
-    (`privacy.plugins`).
+    `cohort_size` unless weights by data suggest another, or unless only so many `expected_answers` are counted on: more
+    are drawn than are expected to answer in time, and ε is of those who are drawn. `clip_rule`, `weights` and `sampler`
+    are plug-ins (`privacy.plugins`).
     """
 
     population_size: int
@@ -92,6 +93,7 @@ class PrivacySettings(PrivacyOptions):
     time_line: Literal["zero", "skip"] | None = None
     root_seed: int | None = None
     mechanism: Correlated | None = None
+    expected_answers: int | None = None
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():  # plain words are welcome, but everything below compares by identity
@@ -99,6 +101,7 @@ class PrivacySettings(PrivacyOptions):
         check_sizes(self.population_size, cohort_size=self.cohort_size)
         _check_noise(self)
         _check_weights(self)
+        _check_answers(self)
         _check_time_line(self)
         _check_outside(self)
         _check_mechanism(self)
@@ -120,7 +123,12 @@ class PrivacySettings(PrivacyOptions):
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         assert self.sigma_dp is not None
-        return noise_multiplier_of(self.sigma_dp, cohort_size=self.cohort_size)
+        return noise_multiplier_of(self.sigma_dp, cohort_size=self.answers)
+
+    @property
+    def answers(self) -> int:
+        """How many of a cohort are expected in its sum: public, and never how many are."""
+        return self.cohort_size if self.expected_answers is None else self.expected_answers
 
     @property
     def no_guarantee_reason(self) -> str | None:
@@ -192,6 +200,24 @@ def _check_weights(settings: PrivacySettings) -> None:
         raise InputError(f"weight_cap={settings.weight_cap}: expected a positive public number")
     if settings.denominator is not None and not (math.isfinite(settings.denominator) and settings.denominator > 0):
         raise InputError(f"denominator={settings.denominator}: expected a positive public number")
+
+
+def _check_answers(settings: PrivacySettings) -> None:
+    expected = settings.expected_answers
+    if expected is None:
+        return
+    if not (expected == int(expected) and 1 <= expected <= settings.cohort_size):
+        raise InputError(
+            f"expected_answers={expected}: expected a whole number from 1 to cohort_size={settings.cohort_size}, the "
+            "number drawn"
+        )
+    if settings.denominator is not None:
+        raise InputError(f"expected_answers={expected} with denominator={settings.denominator}: expected one of them")
+    if settings.weighting is not Weighting.UNIFORM and settings.weight_cap is None:
+        raise InputError(
+            f"expected_answers={expected} with weighting={settings.weighting}: such sums are divided by their own "
+            "weights; expected uniform, or a weight_cap"
+        )
 
 
 def _check_time_line(settings: PrivacySettings) -> None:

@@ -139,7 +139,11 @@ def _sampling(guarantee: Guarantee, plan: Mapping[str, Any]) -> str:
         return f"one of {release.cycle:,} groups after the other, {whom}"
     if isinstance(release, GaussianRelease) and release.sampling == "fixed_size":
         return f"{cohort:,.0f} different {unit.several} in each round, every set of them equally likely"
-    return f"each {one} alone, with probability {cohort / people:.4g} in each round ({cohort:,.0f} expected)"
+    expected = plan.get("expected_answers")
+    drawn = (
+        f"{cohort:,.0f} expected" if expected is None else f"{cohort:,.0f} drawn for {expected:,.0f} answers in time"
+    )
+    return f"each {one} alone, with probability {cohort / people:.4g} in each round ({drawn})"
 
 
 def format_odds(epsilon: float) -> str:

@@ -123,7 +123,8 @@ def _measure(run: RunRecord) -> RunMeasurement:
         local_steps=local_steps,
         central_steps=run.ledger.report.steps,
         clip_bound=clip_bound,
-        sigma_dp=plan["sigma_dp"] or (plan["noise_multiplier"] or 0.0) / plan["cohort_size"],
+        sigma_dp=plan["sigma_dp"]
+        or (plan["noise_multiplier"] or 0.0) / (plan.get("expected_answers") or plan["cohort_size"]),
         optimiser_eps=optimiser.eps,
         layers=_layers(run, plan, clip_bound, reach=settings["local"]["lr"] * local_steps),
         sampling_rate=plan["cohort_size"] / plan["population_size"],

@@ -103,6 +103,11 @@ def assemble(
     settings, say = recipe.federated, context.say
     if clients is not None and settings.estimate_bound is not None:
         raise InputError("federation.estimate_bound: no gradients of clients on other machines are here; expected null")
+    if clients is None and settings.expected_answers is not None and settings.privacy.mode is Mode.SECURE:
+        raise InputError(
+            f"federation.expected_answers={settings.expected_answers} with privacy.mode=secure: in this process no "
+            "client is late; expected null, or `sottovoce serve`"
+        )
     with require_equal_across_ranks(processes) as facts:
         data = RunData.of(recipe, context.stores)
         facts |= data.facts()
@@ -205,6 +210,7 @@ def _build_plan(recipe: Recipe, population: Population, layout: Layout, *, users
         root_seed=derive(recipe.seed, "privacy"),
         time_line=None if settings.local.time_line is None else settings.local.time_line.dry,
         measured=settings.measured,
+        expected_answers=settings.expected_answers,
     )
     return Plan(private, layout)
 

@@ -42,9 +42,11 @@ def build_privacy_report(settings: FederationSettings, plan: Plan, run: RunFolde
         "population_size": plan.settings.population_size,
         "cohort_size": plan.cohort_size,
         "noise_multiplier": plan.settings.z,
-        "sigma_dp": sigma_dp_of(plan.settings.z, cohort_size=plan.cohort_size),
+        "sigma_dp": sigma_dp_of(plan.settings.z, cohort_size=plan.settings.answers),
         "clip_bound": plan.settings.clip_bound if plan.settings.z else None,
     }
+    if plan.settings.expected_answers is not None:
+        report |= {"expected_answers": plan.settings.expected_answers}
     adaptive = plan.settings.adaptive
     fixed_count_noise = adaptive is not None and adaptive.count_noise_std is not None  # it would not grow with S
     if plan.settings.mechanism is not None:
@@ -158,7 +160,7 @@ def measure_noise(settings: FederationSettings, plan: Plan) -> NoiseLength | Non
         return None
     return NoiseLength(
         noise_multiplier=private.z,
-        cohort_size=plan.cohort_size,
+        cohort_size=private.answers,
         parameters=plan.layout.dimension,
         rounds=settings.steps,
     )

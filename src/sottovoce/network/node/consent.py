@@ -40,7 +40,7 @@ def describe_invitation(invitation: Invitation) -> list[str]:
         _guarantee(invitation),
         f"How often: {steps:,} rounds{_spare(invitation)}, in each of which you are asked with probability "
         f"{plan.sampling_rate:.3g} ({size:,} of {people:,} people): about {steps * plan.sampling_rate:,.3g} times, "
-        f"{_at_most(invitation)}.",
+        f"{_at_most(invitation)}.{_in_time(private)}",
         *(f"Beware: {warning}." for warning in plan.warnings),
         "You can pause, limit or end this at any time; what was sent before cannot be taken back.",
     ]
@@ -50,6 +50,15 @@ def _weighting(private: PrivacySettings) -> list[str]:
     if private.weighting is Weighting.UNIFORM:
         return []
     return [f"Your update counts by your {private.weighting}, up to {private.weight_cap:g} of them."]
+
+
+def _in_time(private: PrivacySettings) -> str:
+    if private.expected_answers is None:
+        return ""
+    return (
+        f" A round does not wait for the slowest: {private.expected_answers:,} answers are expected in time, and who "
+        "is later counts as zero. What is promised counts you as if you were always in time."
+    )
 
 
 def _base_model(base: BaseModelName, invitation: Invitation) -> str:

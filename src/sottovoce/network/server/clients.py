@@ -4,9 +4,10 @@
     a round          model out ─► everybody trains and clips ─► updates on the grid, or a secure sum of them ─► one sum
     client_wer       the same with a pair of numbers in the place of an update
 
-Whoever was sampled and does not answer counts as zero, and the sum is divided by S all the same. A step has been
-charged before anybody is asked (`run_round`). Attempts have numbers that only grow, across restarts too: a node answers
-an attempt once.
+Whoever was sampled and does not answer before the deadline counts as zero, and the sum is divided by the same public
+number. What comes later fits no open order. Who was late is drawn and asked like others in the next round, which does
+not wait for them. A step has been charged before anybody is asked (`run_round`). Attempts have numbers that only grow,
+across restarts too: a node answers an attempt once.
 """
 
 import os
@@ -31,7 +32,8 @@ from sottovoce.network.secure_sum.terms import NoSum, SumAttempt, SumTerms
 from sottovoce.network.secure_sum.words import decode_sum, read_update, terms_for_plan, update_bytes
 from sottovoce.network.server.accounts import Accounts, may_record_participants
 from sottovoce.network.server.availability import LEFT, SENT_ALL, Availability
-from sottovoce.network.server.orders import Answers, OrderChannel
+from sottovoce.network.server.orders import AWAY, Answers, OrderChannel
+from sottovoce.network.server.schedule import Schedule
 from sottovoce.privacy.clipping import Normalise
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
@@ -44,6 +46,7 @@ NOT_OPENED = "their sum could not be opened"
 REFUSED = "refused"
 
 _ASK_AGAIN_SECONDS = 5.0  # until somebody who has refused the terms is asked again
+_LATE_SECONDS = 20.0  # that a round which cannot begin without those who were late gives them to say that they are free
 _POLL_SECONDS = 0.2  # between two looks at who is here
 _REPORT_SECONDS = 60.0  # until whoever runs the server is shown again who is missing, where that has changed
 
@@ -59,11 +62,15 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeouts:
-    """Seconds that answers may take: to an order to train, to the end of a run, and to everything else."""
+    """Seconds that answers may take: to an order to train, to the end of a run, and to everything else.
+
+    All are fixed before the first round. With `rounds` one begins every so many seconds, however long the last took.
+    """
 
     training: float = 600.0
     other: float = 120.0
     end: float = 20.0
+    rounds: float | None = None
 
 
 @final
@@ -90,7 +97,9 @@ class ClientsOverNetwork:
         self._channel, self._offer, self._attempts, self._availability = channel, offer, attempts, availability
         self._secure, self._accounts, self._timeouts = secure, accounts, timeouts or Timeouts()
         self._model_bits, self._say = model_bits, say
+        self._schedule = Schedule(self._timeouts.rounds)
         self._prepared: set[int] = set()
+        self._late: set[int] = set()  # had no answer in time: asked to train like the prepared, and not waited for
         self._refused_at: dict[int, float] = {}
         self._codes: dict[int, AnswerCode] = {}  # why those who refuse the terms do
         self._reported = Counter[str]()  # of the last round, to whoever runs the server
@@ -105,12 +114,19 @@ class ClientsOverNetwork:
         waiting, availability = threading.Event(), self._availability
         reported: tuple[frozenset[int], int] | None = None
         reported_at = time.monotonic()
-        while True:
+        while (left := self._schedule.left()) > 0:
             self._prepare()
-            here = frozenset(self._prepared & self._channel.present())
+            if interrupted():
+                return False
+            waiting.wait(min(left, _POLL_SECONDS))
+        while True:
+            here = self._here()
+            if self._late and len(here) < availability.needed:
+                here = self._here(even_late=True)
             availability.mark_seen(here)
             availability.check_enough()
             if len(here) >= availability.needed:
+                self._schedule.begin()
                 return True
             if interrupted():
                 return False
@@ -121,14 +137,28 @@ class ClientsOverNetwork:
                 reported, reported_at = standing, now
             waiting.wait(_POLL_SECONDS)
 
-    def _prepare(self) -> None:
-        """Send the terms to new nodes, and the start model unless they have it."""
+    def _here(self, *, even_late: bool = False) -> frozenset[int]:
+        """Who is prepared for a round, and can be asked."""
+        self._prepare(even_late=even_late)
+        return frozenset(self._prepared & self._channel.present())
+
+    def _prepare(self, *, even_late: bool = False) -> None:
+        """Send the terms to new nodes, and the start model unless they have it.
+
+        Who was late may be training still and answer nothing else: they are asked only where no round begins without.
+        """
         self._availability.mark_out(self._channel.departed(), LEFT)
         present, now = self._channel.present() - self._availability.out.keys(), time.monotonic()
         self._prepared &= present  # who went may come back with an empty memory
+        self._late &= present
+        if even_late:
+            seconds = min(_LATE_SECONDS, self._timeouts.other)
+            again = self._send(OrderKind.TERMS, dict.fromkeys(self._late, self._offer.terms), limit=32, seconds=seconds)
+            self._late -= again.payloads.keys() | again.codes.keys()
         self._codes = {place: code for place, code in self._codes.items() if place in present}
         waited = -_ASK_AGAIN_SECONDS
-        new = [p for p in present - self._prepared if now - self._refused_at.get(p, waited) >= _ASK_AGAIN_SECONDS]
+        known = self._prepared | self._late
+        new = [p for p in present - known if now - self._refused_at.get(p, waited) >= _ASK_AGAIN_SECONDS]
         if not new:
             return
         invited = self._send(OrderKind.TERMS, dict.fromkeys(new, self._offer.terms), limit=32)
@@ -147,11 +177,15 @@ class ClientsOverNetwork:
         left = [place for each in answers for place, code in each.codes.items() if code is AnswerCode.LEFT]
         self._availability.mark_out(left, LEFT)
         self._prepared -= self._availability.out.keys()
+        self._late -= self._availability.out.keys()
 
-    def _send(self, kind: OrderKind, payloads: dict[int, bytes], *, limit: int) -> Answers:
+    def _send(
+        self, kind: OrderKind, payloads: dict[int, bytes], *, limit: int, seconds: float | None = None
+    ) -> Answers:
         if not payloads:
             return Answers({}, {})
-        return self._channel.ask(kind, payloads, step=0, attempt=0, seconds=self._timeouts.other, limit=limit)
+        seconds = self._timeouts.other if seconds is None else seconds
+        return self._channel.ask(kind, payloads, step=0, attempt=0, seconds=seconds, limit=limit)
 
     # A round.
 
@@ -170,7 +204,7 @@ class ClientsOverNetwork:
     def _gather(self, kind: OrderKind, model: bytes, cohort: Indices, *, plan: Plan, step: int) -> CohortSum:
         """Order `kind` with `model` of everybody in `cohort`; the sum, under `plan`, of what they answer."""
         attempt, sampled = self._attempts.begin(), cohort.tolist()
-        asked = [place for place in sampled if place in self._prepared]
+        asked = [place for place in sampled if place in self._prepared or place in self._late]
         limit = 0 if self._secure is not None else update_bytes(plan)
         answered = self._channel.ask(
             kind,
@@ -180,7 +214,9 @@ class ClientsOverNetwork:
             seconds=self._timeouts.training,
             limit=limit,
         )
-        self._prepared -= answered.missing.keys()  # whatever it was, they are asked anew before the next round
+        # Who is late is not asked for the terms before the next round, whatever else was wrong is.
+        self._prepared = (self._prepared - answered.missing.keys()) | answered.payloads.keys()
+        self._late = (self._late - {*asked}) | {place for place, why in answered.missing.items() if why == AWAY}
         self._mark_departed(answered)
         self._availability.mark_seen(answered.payloads)
         reasons = answered.reasons

@@ -60,11 +60,11 @@ def with_client_noise(plan: Plan, *, least: int, colluding: int) -> Plan:
 
 
 def default_least(plan: Plan) -> int:
-    """The fewest people of a sum unless given: half a cohort, which in a release may be too many.
+    """The fewest people of a sum unless given: half of those expected in it, which in a release may be too many.
 
     There no cohort may be smaller, whoever is sampled; it is as many as that holds for with a quarter of all away.
     """
-    half, people = max(FEWEST, plan.settings.cohort_size // 2), plan.settings.population_size
+    half, people = max(FEWEST, plan.settings.answers // 2), plan.settings.population_size
     if plan.settings.mode is Mode.SEEDED:
         return half
     return max(FEWEST, bisect_right(range(half + 1), people * 3 // 4, lo=FEWEST, key=plan.fewest_available) - 1)
