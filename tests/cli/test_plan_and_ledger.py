@@ -66,6 +66,17 @@ def test_a_target_its_scale_and_the_population_it_needs(sottovoce: Command) -> N
     assert "The smallest population with ε ≤ 1, by PLD" in shown.out
 
 
+def test_over_selection_is_planned_at_the_drawn_rate(sottovoce: Command) -> None:
+    done = sottovoce("plan", *SMALL, "--noise-multiplier", 0.6, "--over-select", 1.3, "--json")
+    assert done.code == 0, done.err
+    plan = json.loads(done.out)
+    assert (plan["cohort_size"], plan["expected_answers"], plan["sampling_rate"]) == (130, 100, 0.013)
+    assert plan["sigma_dp"] == pytest.approx(0.6 / 100)
+    drawn = poisson_epsilon(0.6, sampling_rate=0.013, central_steps=50, delta=1e-6)
+    assert (plan["epsilon_pld"], plan["epsilon_rdp"]) == (drawn.pld, drawn.rdp)
+    assert "expected_answers, of S drawn" in sottovoce("plan", *SMALL, "--sigma-dp", 0.006, "--over-select", 1.3).out
+
+
 def test_warnings_go_to_standard_error(sottovoce: Command) -> None:
     done = sottovoce("plan", *SMALL[:-1], 0.001, "--noise-multiplier", 0.05)
     assert done.code == 0
@@ -128,6 +139,8 @@ def test_a_plot(sottovoce: Command, tmp_path: Path) -> None:
         ([*SMALL, "--target-epsilon", 8, "--smallest-population"], "--smallest-population: expected"),
         ([*SMALL, "--noise-multiplier", 1, "--smallest-population"], "--smallest-population: expected"),
         ([*SMALL, "--noise-multiplier", 1, "--plot", "plan.txt"], "plot=plan.txt"),
+        ([*SMALL, "--sigma-dp", 1, "--over-select", 0.5], "over-selection by 0.5: expected a factor of at least 1"),
+        ([*SMALL, "--sigma-dp", 1, "--over-select", 1.3, "--scale", "10"], "--over-select 1.3 with --scale"),
         ([*SMALL, "--paper", "table1"], "--paper table1 with --population, --cohort"),
         (
             [*SMALL, "--sigma-dp", 1e-5, "--smallest-population", "--target-epsilon", 0.1, "--max-cohort", 10],

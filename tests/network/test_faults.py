@@ -3,6 +3,7 @@
 The server's end is what `serve` runs. Nobody is killed, or late, at a time: what they do follows from an order.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -160,6 +161,29 @@ def test_slow_and_too_late_it_is_zero_and_its_answer_is_lost(process_cluster: "P
     assert not found.total.any()
     assert reasons(found) == {AWAY: 1}
     check_all_are_here_again(process_cluster, service)
+
+
+def test_while_one_trains_still_the_next_round_begins_and_ends(process_cluster: "ProcessCluster") -> None:
+    """Anna is held in her training all the while. What she sends then is lost; her own ledger says that she sent."""
+    service, name = process_cluster.services["open"], process_cluster.place.people[ANNA]
+    clients = service.clients(seconds=LATE, least=len(OTHERS))
+    assert service.clients().ready(lambda: False)
+    assert clients.ready(lambda: False)
+    with Gate() as gate:
+        process_cluster.tell(name, f"slow {gate.address}")
+        summing = process_cluster.meanwhile(service.sum, clients, (ANNA,))
+        held = gate.reached()
+        assert not summing.result().total.any()
+        late = service.attempts.last
+        clients._timeouts = replace(clients._timeouts, training=EVER)
+        found = service.sum(clients, OTHERS)  # without a word to Anna: she would answer it when she is done
+        assert torch.equal(found.total, process_cluster.expected(OTHERS))
+        assert service.attempts.last == late + 1
+        process_cluster.tell(name, "")
+        held.go()
+    check_all_are_here_again(process_cluster, service)
+    sent = [line for line in read_chain(process_cluster.own_ledger(name)).records if "answered" in line]
+    assert any((line["run"], line["attempt"]) == (service.attempts.run.hex(), late) for line in sent)
 
 
 @pytest.mark.parametrize(

@@ -159,3 +159,29 @@ def test_what_fails_before_the_first_round_is_not_in_the_way_of_the_corrected_co
         with pytest.raises(Listening):
             serve(*corrected)
     assert "steps: 2" in Path("served/config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (("--over-select", "0.9"), "over-selection by 0.9: expected a factor of at least 1"),
+        (("--over-select", "2"), "federation.cohort_size=6: the population has only 3 clients"),
+        (
+            ("federation.expected_answers=2", "--over-select", "1.3"),
+            "--over-select 1.3: the recipe has expected_answers=2; expected one of them",
+        ),
+        (("federation.expected_answers=4",), "expected_answers=4: expected a whole number from 1 to cohort_size=3"),
+        (("--seconds", "0"), "--seconds 0: expected a positive number"),
+        (("--round-seconds", "600"), "--round-seconds 600: expected more than the --seconds 600 of training"),
+    ],
+)
+def test_what_is_wrong_with_a_deadline_is_one_line(serve: Serve, more: tuple[str, ...], problem: str) -> None:
+    assert problem in serve(*more)
+    assert not Path("served").exists()
+
+
+def test_so_many_more_are_drawn_and_the_divisor_stays(place: Place) -> None:
+    from sottovoce.cli.serve import _load_federated
+
+    settings = _load_federated("recipe.yaml", ["federation.cohort_size=2"], 1.5).federated
+    assert (settings.cohort_size, settings.expected_answers) == (3, 2)

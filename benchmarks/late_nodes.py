@@ -1,0 +1,205 @@
+"""What rounds that do not wait for the slowest cost in privacy: deadlines, over-selection, buffers without rounds.
+
+    python benchmarks/late_nodes.py            # the tables of docs/late-nodes.md
+    python benchmarks/late_nodes.py --write    # and write them there
+
+Every number is computed here, by the project's own accountants (`sottovoce.privacy`), in seconds; nothing is trained.
+docs/late-nodes.md says why each row is the event that it is taken for.
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from scipy.stats import binom
+
+from sottovoce.flat.layout import Layout
+from sottovoce.network.server.setup import default_least
+from sottovoce.privacy.accounting import epsilon
+from sottovoce.privacy.calibration import calibrate_noise_multiplier
+from sottovoce.privacy.events import Event, poisson_release, repeated
+from sottovoce.privacy.mechanism import optimal_blt, relative_error
+from sottovoce.privacy.mechanism_search import single_release
+from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.plan_sampling import over_selected
+from sottovoce.privacy.pld import QUICK
+from sottovoce.privacy.settings import Mode, PrivacySettings
+from sottovoce.privacy.strategies import sensitivity
+
+PAGE = Path(__file__).parents[1] / "docs/late-nodes.md"
+TARGET, FACTOR, BUFFERS = 8.0, 1.3, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """K people, S answers a round, T rounds."""
+
+    name: str
+    people: int
+    answers: int
+    rounds: int
+    delta: float
+
+    @property
+    def each(self) -> int:
+        """How often each has to take part for as many answers as T rounds of S have."""
+        return math.ceil(self.rounds * self.answers / self.people)
+
+    @property
+    def gap(self) -> int:
+        """Rounds from one time to the next, where all take part as often."""
+        return self.people // self.answers
+
+
+RUNS = (
+    Run(name="1,200 people", people=1_200, answers=100, rounds=240, delta=1e-6),
+    Run(name="34,753 (Common Voice, English)", people=34_753, answers=1_024, rounds=2_006, delta=1e-9),
+    Run(name="69.5 million (extrapolated)", people=69_506_000, answers=204_800, rounds=2_034, delta=1e-9),
+)
+
+
+def sampled(run: Run, *, factor: float = 1.0, moved: float = 1.0) -> Callable[[float], Event]:
+    """All rounds by noise multiplier: `factor` times S are drawn, and one person moves a sum by `moved` times C."""
+    rate = over_selected(run.answers, factor=factor) / run.people
+    return lambda z: repeated(poisson_release(z / moved, sampling_rate=rate), run.rounds)
+
+
+def spent(event: Event, delta: float) -> float:
+    return epsilon(event, delta, cap=QUICK).headline
+
+
+def needed(events: Callable[[float], Event], delta: float) -> float:
+    """The least noise multiplier for the target."""
+    return calibrate_noise_multiplier(TARGET, run_event=events, delta=delta, cap=QUICK)
+
+
+def over_selection_table() -> str:
+    """ε of the noise that has ε = 8 where exactly as many are drawn as are wanted, and the noise for ε = 8."""
+    rows = ["| people, answers, rounds, δ | drawn | ends | ε at one noise | z for ε = 8 |", "|---|---|---|---|---|"]
+    for run in RUNS:
+        usual = needed(sampled(run), run.delta)
+        whom = f"K = {run.people:,}, {run.answers:,}, T = {run.rounds:,}, {run.delta:g}"
+        for factor, moved, ends in _ENDINGS:
+            events = sampled(run, factor=factor, moved=moved)
+            drawn = over_selected(run.answers, factor=factor)
+            found = f"{spent(events(usual), run.delta):.3g}", f"{needed(events, run.delta):.3g}"
+            rows.append(f"| {whom} | {drawn:,} | {ends} | {found[0]} | {found[1]} |")
+            whom = ""
+    return "\n".join(rows)
+
+
+_BY_TIME, _BY_COUNT = "at its deadline", "with the S-th answer"
+_ENDINGS = (
+    (1.0, 1.0, _BY_TIME),
+    (1.1, 1.0, _BY_TIME),
+    (FACTOR, 1.0, _BY_TIME),
+    (1.5, 1.0, _BY_TIME),
+    (FACTOR, 2.0, _BY_COUNT),
+)
+
+
+def asynchronous_table() -> str:
+    """Noise with ε = 8, as a multiple of that of rounds with a deadline, where as many updates are summed in all."""
+    rows = [
+        "| | " + " | ".join(run.name for run in RUNS) + " |",
+        "|---|" + "---|" * len(RUNS),
+        "| times each takes part, rounds between | " + _row(lambda run: f"{run.each}, {run.gap}") + " |",
+    ]
+    for name, noise in _ASYNCHRONOUS.items():
+        rows.append(f"| {name} | " + _row(lambda run, noise=noise: _multiple(run, noise(run))) + " |")  # type: ignore[misc]
+    return "\n".join(rows)
+
+
+def _row(cell: Callable[[Run], str]) -> str:
+    return " | ".join(cell(run) for run in RUNS)
+
+
+def _multiple(run: Run, noise: float) -> str:
+    return f"{noise:.3g} (×{noise / needed(sampled(run), run.delta):.2g})"
+
+
+def _limited(run: Run) -> float:
+    """Each at most so often, at times of their own: one Gaussian release that one person moves by √k."""
+    return single_release(TARGET, delta=run.delta) * math.sqrt(run.each)
+
+
+def _correlated(run: Run) -> float:
+    """The same with noise that is correlated over buffers, and at least so many buffers between: effective."""
+    strategy = optimal_blt(steps=run.rounds, buffers=BUFFERS, cycle=run.gap)
+    moved = sensitivity(strategy, rows=run.rounds, cycle=run.gap)
+    return single_release(TARGET, delta=run.delta) * moved * relative_error(strategy, steps=run.rounds)
+
+
+def _displaced(run: Run) -> float:
+    """Buffers that are full: one update more moves somebody in and somebody out of each later buffer."""
+    return single_release(TARGET, delta=run.delta) * 2 * math.sqrt(run.rounds)
+
+
+_ASYNCHRONOUS: Mapping[str, Callable[[Run], float]] = {
+    "rounds with a deadline (or overlapping ones), Poisson": lambda run: needed(sampled(run), run.delta),
+    f"the same, {FACTOR} times as many drawn": lambda run: needed(sampled(run, factor=FACTOR), run.delta),
+    "buffers by the clock, each person at most so often": _limited,
+    "the same, so many rounds between, correlated noise (BLT), effective": _correlated,
+    "buffers by count, if only the order of arrival moved": _displaced,
+}
+
+
+LATE = (0.0, 0.1, 0.23, 0.3, 0.4, 0.5)
+
+
+def opened_table(people: int = 1_000, answers: int = 100) -> str:
+    """How often a secure sum is not opened, where all are here and a share of those drawn is late."""
+    rows = [
+        "| late | " + " | ".join(f"{share:.0%}" for share in LATE) + " |",
+        "|---|" + "---|" * len(LATE),
+    ]
+    for drawn, expected in ((answers, None), (over_selected(answers, factor=FACTOR), answers)):
+        private = PrivacySettings(
+            population_size=people,
+            privacy_unit="speaker",
+            cohort_size=drawn,
+            expected_answers=expected,
+            clip_bound=1.0,
+            noise_multiplier=1.0,
+            delta=1e-6,
+            mode=Mode.SECURE,
+        )
+        least = default_least(Plan(private, Layout(("w",), ((1,),)), sum_bits=32))
+        chances = (binom.cdf(least - 1, people, drawn / people * (1 - share)) for share in LATE)
+        what = f"{drawn} drawn" + ("" if expected is None else f" for {expected} answers")
+        rows.append(f"| {what}, `least` {least} | " + " | ".join(f"{chance:.0e}" for chance in chances) + " |")
+    return "\n".join(rows)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "over-selection": over_selection_table,
+    "asynchronous": asynchronous_table,
+    "opened": opened_table,
+}
+
+
+def with_table(page: str, name: str, table: str) -> str:
+    """`page` with the table between its marks."""
+    begin, end = f"<!-- table: {name} -->\n", f"\n<!-- end: {name} -->"
+    before, found, rest = page.partition(begin)
+    assert found, f"docs/late-nodes.md has no table {name}"
+    _, found, after = rest.partition(end)
+    assert found, f"docs/late-nodes.md: the table {name} has no end"
+    return before + begin + table + end + after
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/late-nodes.md")
+    asked = parser.parse_args()
+    for name, table in TABLES.items():
+        found = table()
+        print(f"{name}\n\n{found}\n")
+        if asked.write:
+            PAGE.write_text(with_table(PAGE.read_text(), name, found))
+
+
+if __name__ == "__main__":
+    main()
