@@ -11,6 +11,7 @@ import argparse
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from scipy.stats import binom
@@ -70,21 +71,23 @@ def spent(event: Event, delta: float) -> float:
     return epsilon(event, delta, cap=QUICK).headline
 
 
-def needed(events: Callable[[float], Event], delta: float) -> float:
-    """The least noise multiplier for the target."""
-    return calibrate_noise_multiplier(TARGET, run_event=events, delta=delta, cap=QUICK)
+@lru_cache
+def needed(run: Run, *, factor: float = 1.0, moved: float = 1.0) -> float:
+    """The least noise multiplier of all rounds for the target."""
+    events = sampled(run, factor=factor, moved=moved)
+    return calibrate_noise_multiplier(TARGET, run_event=events, delta=run.delta, cap=QUICK)
 
 
 def over_selection_table() -> str:
-    """ε of the noise that has ε = 8 where exactly as many are drawn as are wanted, and the noise for ε = 8."""
-    rows = ["| people, answers, rounds, δ | drawn | ends | ε at one noise | z for ε = 8 |", "|---|---|---|---|---|"]
+    """ε of the noise that has ε = 8 where S are drawn, and the noise for ε = 8."""
+    rows = ["| K, S, T, δ | drawn | a round ends | ε at one noise | z for ε = 8 |", "|---|---|---|---|---|"]
     for run in RUNS:
-        usual = needed(sampled(run), run.delta)
-        whom = f"K = {run.people:,}, {run.answers:,}, T = {run.rounds:,}, {run.delta:g}"
+        usual = needed(run)
+        whom = f"{run.people:,}, {run.answers:,}, {run.rounds:,}, {run.delta:g}"
         for factor, moved, ends in _ENDINGS:
             events = sampled(run, factor=factor, moved=moved)
             drawn = over_selected(run.answers, factor=factor)
-            found = f"{spent(events(usual), run.delta):.3g}", f"{needed(events, run.delta):.3g}"
+            found = f"{spent(events(usual), run.delta):.3g}", f"{needed(run, factor=factor, moved=moved):.3g}"
             rows.append(f"| {whom} | {drawn:,} | {ends} | {found[0]} | {found[1]} |")
             whom = ""
     return "\n".join(rows)
@@ -105,7 +108,7 @@ def asynchronous_table() -> str:
     rows = [
         "| | " + " | ".join(run.name for run in RUNS) + " |",
         "|---|" + "---|" * len(RUNS),
-        "| times each takes part, rounds between | " + _row(lambda run: f"{run.each}, {run.gap}") + " |",
+        "| times each takes part, gap in rounds | " + _row(lambda run: f"{run.each}, {run.gap}") + " |",
     ]
     for name, noise in _ASYNCHRONOUS.items():
         rows.append(f"| {name} | " + _row(lambda run, noise=noise: _multiple(run, noise(run))) + " |")  # type: ignore[misc]
@@ -117,7 +120,8 @@ def _row(cell: Callable[[Run], str]) -> str:
 
 
 def _multiple(run: Run, noise: float) -> str:
-    return f"{noise:.3g} (×{noise / needed(sampled(run), run.delta):.2g})"
+    times = noise / needed(run)
+    return f"{noise:.3g} (×{times:.2f})" if times < 10 else f"{noise:.3g} (×{times:.0f})"
 
 
 def _limited(run: Run) -> float:
@@ -138,11 +142,11 @@ def _displaced(run: Run) -> float:
 
 
 _ASYNCHRONOUS: Mapping[str, Callable[[Run], float]] = {
-    "rounds with a deadline (or overlapping ones), Poisson": lambda run: needed(sampled(run), run.delta),
-    f"the same, {FACTOR} times as many drawn": lambda run: needed(sampled(run, factor=FACTOR), run.delta),
+    "rounds with a deadline, Poisson": needed,
+    f"the same, {FACTOR} times as many drawn": lambda run: needed(run, factor=FACTOR),
     "buffers by the clock, each person at most so often": _limited,
-    "the same, so many rounds between, correlated noise (BLT), effective": _correlated,
-    "buffers by count, if only the order of arrival moved": _displaced,
+    "the same with the gap, correlated noise (BLT), effective": _correlated,
+    "buffers that end when full, if nobody trained differently": _displaced,
 }
 
 
