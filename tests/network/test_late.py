@@ -176,6 +176,21 @@ def test_everybody_is_told_how_many_are_drawn_and_accepts_the_epsilon_of_that(ma
     assert "expected in time" not in " ".join(describe_invitation(plain))
 
 
+@pytest.mark.parametrize("mode", ["seeded", "secure"])
+def test_a_node_trains_in_every_round_that_it_is_asked_in(make_cluster: MakeCluster, mode: str) -> None:
+    """The coins of a simulation are not for nodes: whether they are late is seen when they are."""
+    clusters = [make_cluster(content(cohort_size=9, privacy={"mode": mode}, **more)) for more in ({}, EXPECTED)]
+    for cluster in clusters:
+        cluster.welcome(cluster.people[0])
+    for step in range(6):
+        sent = [cluster.ask(cluster.people[0], cluster.train(cluster.people[0], step=step)) for cluster in clusters]
+        assert sent[0].payload == sent[1].payload
+        assert any(sent[0].payload)
+
+
+EXPECTED: dict[str, Any] = {"expected_answers": 1}
+
+
 def test_the_least_of_a_sum_follows_from_those_who_are_expected() -> None:
     private = PrivacySettings(
         population_size=1000,

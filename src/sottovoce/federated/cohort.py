@@ -82,7 +82,7 @@ class LocalClients:
     def sum(
         self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
     ) -> CohortSum:
-        part = sum_part(self._engine, server_P, cohort, plan=plan, step=step, positions=positions)
+        part = sum_in_time(self._engine, server_P, cohort, plan=plan, step=step, positions=positions)
         part.weighted.settle()
         return CohortSum(part.total, part.weighted.denominator, part.within, diagnostics=part.diagnostics)
 
@@ -105,10 +105,6 @@ def sum_part(
 ) -> PartialSum:
     """Train, clip and sum `clients`, as `engine` gives them back. A release keeps no diagnostics, not even here."""
     diagnostics = None if plan.settings.mode is Mode.SECURE else RoundDiagnostics(cohort=len(clients))
-    answering = in_time(clients, plan=plan, step=step)
-    if diagnostics is not None and not answering.all():
-        diagnostics.dropped[LATE] += int(len(clients) - answering.sum())
-    clients, positions = clients[answering], None if positions is None else positions[answering]
     within, total = 0.0, plan.new_total(device=server_P.device)
     weighted = WeightedSum(plan, total)
     # Only where there are any: an engine of somebody's own need not know of time lines.
@@ -135,6 +131,19 @@ def sum_part(
     if diagnostics is not None:
         diagnostics.waited_seconds = engine.waited
     return PartialSum(total, weighted, within, diagnostics)
+
+
+def sum_in_time(
+    engine: Engine, server_P: Tensor, clients: Indices, *, plan: Plan, step: int, positions: Indices | None = None
+) -> PartialSum:
+    """`sum_part` in a simulation of clients that may be late: of those of `clients` who are in time."""
+    answering = in_time(clients, plan=plan, step=step)
+    some = None if positions is None else positions[answering]
+    part = sum_part(engine, server_P, clients[answering], plan=plan, step=step, positions=some)
+    if part.diagnostics is not None and not answering.all():
+        part.diagnostics.cohort = len(clients)
+        part.diagnostics.dropped[LATE] += int(len(clients) - answering.sum())
+    return part
 
 
 def as_accumulated(weights: list[float], update: Tensor) -> Tensor | float:

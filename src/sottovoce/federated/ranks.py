@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.base.processes import Processes, split_by_load
-from sottovoce.federated.cohort import CohortSum, PartialSum, sum_part
+from sottovoce.federated.cohort import CohortSum, PartialSum, sum_in_time
 from sottovoce.federated.diagnostics import RoundDiagnostics, merge_diagnostics
 from sottovoce.federated.engines.engine import Engine
 from sottovoce.privacy.plan import Plan
@@ -95,7 +95,7 @@ class ClientsOverRanks:
     def _own_part(self, server_P: Tensor, order: RoundOrder, *, plan: Plan) -> PartialSum:
         own = split_by_load(self._seconds[order.cohort], self._processes.world)[self._processes.rank]
         positions = None if order.positions is None else order.positions[own]
-        return sum_part(self._engine, server_P, order.cohort[own], plan=plan, step=order.step, positions=positions)
+        return sum_in_time(self._engine, server_P, order.cohort[own], plan=plan, step=order.step, positions=positions)
 
     def _hand_over(self, part: PartialSum, *, interrupted: bool) -> list[_Part]:
         """Add the sums of all up into the first process's; there, what each reports besides."""
