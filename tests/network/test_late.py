@@ -4,6 +4,7 @@ Nobody is late by a clock: a node is silent, holds its answer back, or is held a
 """
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,15 @@ from sottovoce.network.invitation import Invitation
 from sottovoce.network.limits import max_times_asked
 from sottovoce.network.messages import OrderKind, parse_order
 from sottovoce.network.node.consent import describe_invitation
+from sottovoce.network.node.home import LEDGER as NODE_LEDGER
+from sottovoce.network.node.time_limit import TimeLimit
+from sottovoce.network.secure_sum.words import update_bytes
 from sottovoce.network.server.orders import AWAY
 from sottovoce.network.server.schedule import Schedule
 from sottovoce.network.server.setup import default_least
 from sottovoce.network.transport.link import AnswerFunction
 from sottovoce.privacy.accounting import epsilon
+from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.ledger import verify
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.planner import plan_run
@@ -189,6 +194,62 @@ def test_a_node_trains_in_every_round_that_it_is_asked_in(make_cluster: MakeClus
 
 
 EXPECTED: dict[str, Any] = {"expected_answers": 1}
+
+
+def test_who_trains_too_long_sends_zeros_in_time_and_until_they_are_done(make_cluster: MakeCluster) -> None:
+    """Training is held until the test says so: no limit of time is too short, or too long, for that."""
+    cluster = make_cluster(content(training_seconds=1e-9))
+    name = cluster.people[0]
+    node = cluster.welcome(name)
+    assert node._service is not None
+    assert node._service.training is not None
+    begun, go, honest = threading.Semaphore(0), threading.Event(), node._service.training.engine.train
+    held = _Held(honest, begun, go)
+    object.__setattr__(node._service.training, "engine", held)
+    for step in range(2):  # the second is not begun while the first one lasts
+        answer = cluster.ask(name, cluster.train(name, step=step))
+        assert answer.code == 0
+        assert not any(answer.payload)
+    begun.acquire()
+    go.set()
+    running = node._service.limit._running
+    assert running is not None
+    running.join()
+    assert held.calls == 1
+    assert cluster.said == ["not done within 1e-09 s: what is sent is zeros"] * 2
+    lines = [line for line in read_chain(cluster.place / name / "home" / NODE_LEDGER).records if "answered" in line]
+    assert [line.get("idle") for line in lines] == [True, True]
+    assert [line["bytes"] for line in lines] == [update_bytes(cluster.plan)] * 2
+
+
+class _Held:
+    """An engine whose training waits."""
+
+    def __init__(self, train: Any, begun: threading.Semaphore, go: threading.Event) -> None:
+        self._train, self._begun, self._go, self.calls, self.waited = train, begun, go, 0, 0.0
+
+    def train(self, *given: Any, **named: Any) -> Any:
+        self.calls += 1
+        self._begun.release()
+        self._go.wait()
+        return self._train(*given, **named)
+
+
+def test_within_the_limit_everything_is_as_without(make_cluster: MakeCluster) -> None:
+    sent = []
+    for more in ({}, {"training_seconds": 1e6}):
+        cluster = make_cluster(content(**more))
+        cluster.welcome(cluster.people[0])
+        sent.append(cluster.ask(cluster.people[0], cluster.train(cluster.people[0])).payload)
+        said = " ".join(describe_invitation(cluster.invitation))
+        assert ("what takes longer than 1e+06 s is given up, and zeros are sent" in said) == bool(more)
+    assert sent[0] == sent[1]
+    assert any(sent[0])
+
+
+def test_what_fails_within_the_limit_fails_as_without() -> None:
+    with pytest.raises(ZeroDivisionError):
+        TimeLimit(1e6).result(lambda: 1 // 0)
 
 
 def test_the_least_of_a_sum_follows_from_those_who_are_expected() -> None:

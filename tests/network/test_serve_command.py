@@ -171,6 +171,10 @@ def test_what_fails_before_the_first_round_is_not_in_the_way_of_the_corrected_co
             "--over-select 1.3: the recipe has expected_answers=2; expected one of them",
         ),
         (("federation.expected_answers=4",), "expected_answers=4: expected a whole number from 1 to cohort_size=3"),
+        (
+            ("federation.training_seconds=30", "--seconds", "30"),
+            "--seconds 30 with federation.training_seconds=30: expected more, to answer",
+        ),
         (("--seconds", "0"), "--seconds 0: expected a positive number"),
         (("--round-seconds", "600"), "--round-seconds 600: expected more than the --seconds 600 of training"),
     ],

@@ -137,6 +137,11 @@ def serve(
     experiment = _load_federated(recipe, [*(overrides or []), *sent], over_select)
     if not 0 < seconds < math.inf:
         raise InputError(f"--seconds {seconds:g}: expected a positive number")
+    longest = experiment.federated.training_seconds
+    if longest is not None and longest >= seconds:
+        raise InputError(
+            f"--seconds {seconds:g} with federation.training_seconds={longest:g}: expected more, to answer"
+        )
     if round_seconds is not None and not seconds < round_seconds < math.inf:
         raise InputError(f"--round-seconds {round_seconds:g}: expected more than the --seconds {seconds:g} of training")
     if sums not in ("secure", "open"):

@@ -238,7 +238,7 @@ class FederationSettings(Section):
     unwritten = frozenset(
         {
             *("rescale_norms", "server_pass", "shared_dev", "test_clients", "test_along", "client_wer"),
-            *("model_bits", "measure", "estimate_bound", "expected_answers"),
+            *("model_bits", "measure", "estimate_bound", "expected_answers", "training_seconds"),
         }
     )
 
@@ -270,6 +270,7 @@ class FederationSettings(Section):
     client_wer: ClientWer | None = None
     estimate_bound: BoundEstimation | None = None
     model_bits: Literal[16] | None = None
+    training_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     measure: MeasureName | None = None
     patience: Patience = None
     precision: Literal["auto", "bfloat16", "float32"] = "auto"

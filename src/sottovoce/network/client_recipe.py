@@ -24,7 +24,7 @@ DATA = ("train", "people_seed", "longest_seconds")
 NOT_OF_DATA = ("store", "prepare", "seed_part", "part", "dev", "test")
 FEDERATION = (
     *("steps", "cohort_size", "trainable", "clients", "local", "privacy", "precision"),
-    *("client_wer", "model_bits", "expected_answers"),
+    *("client_wer", "model_bits", "expected_answers", "training_seconds"),
 )
 ONLY_WHERE_ASKED = frozenset(
     {"client_wer", "model_bits", "expected_answers"}

@@ -29,7 +29,8 @@ def describe_invitation(invitation: Invitation) -> list[str]:
         "this machine.",
         *([] if base is None else [_base_model(base, invitation)]),
         f"Each time: {amount}, with at most {local.batch_seconds:g} s of speech at once, learning rate {local.lr:g}"
-        f"{', from a model that comes with 16 bits a number' if settings.model_bits == 16 else ''}.",
+        f"{', from a model that comes with 16 bits a number' if settings.model_bits == 16 else ''}"
+        f"{_given_up(settings.training_seconds)}.",
         f"What leaves this machine: one update of {invitation.length:,} numbers ({megabytes:,.2f} MB), never longer "
         f"than {private.clip_bound:g} (the clip bound), rounded to multiples of {plan.grid:.3g}. No recordings, texts, "
         "losses, counts or error messages.",
@@ -50,6 +51,10 @@ def _weighting(private: PrivacySettings) -> list[str]:
     if private.weighting is Weighting.UNIFORM:
         return []
     return [f"Your update counts by your {private.weighting}, up to {private.weight_cap:g} of them."]
+
+
+def _given_up(seconds: float | None) -> str:
+    return "" if seconds is None else f"; what takes longer than {seconds:g} s is given up, and zeros are sent"
 
 
 def _in_time(private: PrivacySettings) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -45,6 +46,7 @@ from sottovoce.network.messages import (
 )
 from sottovoce.network.model_transfer import read_round_model, read_start_model
 from sottovoce.network.node.ledger import NodeLedger, Quota
+from sottovoce.network.node.time_limit import TimeLimit
 from sottovoce.network.node.training import NodeSecureSum, NodeTraining, prepare_training, zero_update
 from sottovoce.network.secure_sum.words import update_bytes
 
@@ -190,7 +192,8 @@ class Participant:
             self.invited = invitation
             raise Refused(AnswerCode.NOT_ACCEPTED)
         if self._service is None or self._service.invitation.digest != invitation.digest:
-            self._service = _Service(invitation, server, order.run)
+            limit = TimeLimit(invitation.recipe.federated.training_seconds)
+            self._service = _Service(invitation, server, order.run, limit)
         limits = invitation.limits
         if limits is not None and self._ledger.has_sent_all(order.run, limits):
             self._say("all that was accepted for this run has been sent: nothing more is answered in it")
@@ -258,7 +261,12 @@ class Participant:
         if idle:
             self._say("today's limit is reached: what is sent is zeros")
         begun = time.perf_counter()
-        words = zero_update(plan) if idle else compute(server_P, step=order.step)
+        words = None if idle else service.limit.result(partial(compute, server_P, step=order.step))
+        if words is None:
+            words = zero_update(plan)
+            if not idle:
+                self._say(f"not done within {settings.training_seconds:g} s: what is sent is zeros")
+            idle = True
         seconds = time.perf_counter() - begun
         if invitation.secure is None:
             self._remember(order, update_bytes(plan), seconds, idle=idle)
@@ -303,6 +311,7 @@ class _Service:
     invitation: Invitation
     server: PublicKey
     run: bytes
+    limit: TimeLimit
     training: NodeTraining | None = None
     secure_sum: NodeSecureSum | None = None
 
