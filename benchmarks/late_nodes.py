@@ -35,7 +35,7 @@ TARGET, FACTOR, BUFFERS = 8.0, 1.3, 3
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """K people, S answers a round, T rounds."""
+    """K people, A answers a round, T rounds."""
 
     name: str
     people: int
@@ -45,7 +45,7 @@ class Run:
 
     @property
     def each(self) -> int:
-        """How often each has to take part for as many answers as T rounds of S have."""
+        """How often each has to take part for as many answers as T rounds of A have."""
         return math.ceil(self.rounds * self.answers / self.people)
 
     @property
@@ -62,7 +62,7 @@ RUNS = (
 
 
 def sampled(run: Run, *, factor: float = 1.0, moved: float = 1.0) -> Callable[[float], Event]:
-    """All rounds by noise multiplier: `factor` times S are drawn, and one person moves a sum by `moved` times C."""
+    """All rounds by noise multiplier: `factor` times A are drawn, and one person moves a sum by `moved` times C."""
     rate = over_selected(run.answers, factor=factor) / run.people
     return lambda z: repeated(poisson_release(z / moved, sampling_rate=rate), run.rounds)
 
@@ -79,8 +79,8 @@ def needed(run: Run, *, factor: float = 1.0, moved: float = 1.0) -> float:
 
 
 def over_selection_table() -> str:
-    """ε of the noise that has ε = 8 where S are drawn, and the noise for ε = 8."""
-    rows = ["| K, S, T, δ | drawn | a round ends | ε at one noise | z for ε = 8 |", "|---|---|---|---|---|"]
+    """ε of the noise that has ε = 8 where A are drawn, and the noise for ε = 8."""
+    rows = ["| K, A, T, δ | drawn | a round ends | ε at one noise | z for ε = 8 |", "|---|---|---|---|---|"]
     for run in RUNS:
         usual = needed(run)
         whom = f"{run.people:,}, {run.answers:,}, {run.rounds:,}, {run.delta:g}"
@@ -93,7 +93,7 @@ def over_selection_table() -> str:
     return "\n".join(rows)
 
 
-_BY_TIME, _BY_COUNT = "at its deadline", "with the S-th answer"
+_BY_TIME, _BY_COUNT = "at its deadline", "with the A-th answer"
 _ENDINGS = (
     (1.0, 1.0, _BY_TIME),
     (1.1, 1.0, _BY_TIME),

@@ -13,7 +13,7 @@ def test_the_page_has_the_computed_table(name: str) -> None:
     assert late_nodes.with_table(page, name, late_nodes.TABLES[name]()) == page
 
 
-def test_where_the_sth_answer_ends_a_round_one_person_moves_the_sum_by_twice_the_bound() -> None:
+def test_where_the_last_answer_wanted_ends_a_round_one_person_moves_the_sum_by_twice_the_bound() -> None:
     """And by the bound where the deadline ends it."""
     bound, answers = 1.0, 2
     one_P, other_P = torch.tensor([bound, 0.0]), torch.tensor([-bound, 0.0])
