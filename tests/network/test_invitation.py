@@ -77,6 +77,8 @@ def test_every_setting_is_a_clients_business_or_is_not() -> None:
         {"federation.privacy": {"clip_bound": 0.05, "noise_multiplier": 8.0, "delta": 1e-3, "mode": "secure"}},
         {"federation.precision": "float32"},
         {"federation.model_bits": 16},
+        {"federation.expected_answers": 3},
+        {"federation.training_seconds": 30.0},
         {"federation.clients": {"holdout": 0.2}, "federation.client_wer": {"words": 9, "noise_multiplier": 8.0}},
     ],
     ids=str,

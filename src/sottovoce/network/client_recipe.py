@@ -26,9 +26,8 @@ FEDERATION = (
     *("steps", "cohort_size", "trainable", "clients", "local", "privacy", "precision"),
     *("client_wer", "model_bits", "expected_answers", "training_seconds"),
 )
-ONLY_WHERE_ASKED = frozenset(
-    {"client_wer", "model_bits", "expected_answers"}
-)  # of `federation`: left out where they are not set
+# Of `federation`: left out where they are not set.
+ONLY_WHERE_ASKED = frozenset({"client_wer", "model_bits", "expected_answers", "training_seconds"})
 NOT_OF_FEDERATION = (
     *("seed_model", "rescale_norms", "server", "server_pass", "shared_dev", "engine", "stack_size", "workers"),
     *("evaluate_every", "checkpoint_every", "test_clients", "test_along", "measure", "patience"),
