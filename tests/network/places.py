@@ -134,7 +134,8 @@ class Place:
             def clients(run: RunFolder, plan: Plan, start: Recogniser) -> ClientsOverNetwork:
                 return connect_clients(options, self.recipe, roster, run=run, plan=plan, start=start)
 
-            elsewhere = RemoteClients(roster_population(roster, self.recipe), planned, clients, spare)
+            identities = tuple(user.node for user in roster.users)
+            elsewhere = RemoteClients(roster_population(roster, self.recipe), planned, clients, spare, identities)
             return run_recipe(self.recipe, out=self.folder / out, resume=resume, context=self.around, remote=elsewhere)
 
     @contextmanager
@@ -162,7 +163,7 @@ class _Here:
     here: LocalClients
     evaluation_clients: LocalEvaluationClients | None = None
 
-    def ready(self, interrupted: Callable[[], bool]) -> bool:
+    def ready(self, interrupted: Callable[[], bool], *, row: int | None = None) -> bool:
         return True
 
     def end(self, rounds: int) -> None:

@@ -36,7 +36,7 @@ from sottovoce.privacy.events import (
 from sottovoce.privacy.ledger import Charge, Ledger
 from sottovoce.privacy.noise import grid_spacing, sigma_dp_of
 from sottovoce.privacy.noise_shares import NoiseShares, fewest_available
-from sottovoce.privacy.plan_sampling import build_sampler, draw_cohort
+from sottovoce.privacy.plan_sampling import build_sampler, draw_cohort, draw_rate
 from sottovoce.privacy.plugins import PLUGIN_KEYS, Plugins
 from sottovoce.privacy.randomness import RandomSource
 from sottovoce.privacy.round_noise import CorrelatedNoise, RoundNoise, widening
@@ -197,13 +197,14 @@ class Plan:
         return sigma_dp_of(self.update_noise_multiplier, cohort_size=self.settings.cohort_size)
 
     def fewest_available(self, least: int) -> int:
-        """How many of all users must be available before a round, where sums of fewer than `least` are not opened.
+        """How many must be available before a round, where sums of fewer than `least` are not opened.
 
-        Guarantee: then whether a sum is opened depends on nobody's being drawn, but once in 10¹⁵ rounds. Else a release
-        would show who was: the event is of sums that differ by one update, and not by all of them.
+        Of all users; of the group whose turn it is, where groups take turns (`plan_sampling.drawn_from`). Guarantee:
+        then whether a sum is opened depends on nobody's being drawn, but once in 10¹⁵ rounds. Else a release would show
+        who was: the event is of sums that differ by one update, and not by all of them.
         """
         if self.settings.sampling is Sampling.POISSON:
-            return fewest_available(least, sampling_rate=self.sampling_rate)
+            return fewest_available(least, sampling_rate=draw_rate(self))
         return self.settings.population_size - (self.cohort_size - least)
 
     @cached_property

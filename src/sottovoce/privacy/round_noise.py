@@ -256,9 +256,10 @@ class RoundNoise:
         return add_gaussian(self.layout.zeros(device=device), std=1.0, generator=generator, layout=self.layout)
 
     def _add_row(self, total: Tensor, noise_P: Tensor) -> Tensor:
-        if self.grid is None:
-            return total.add_(noise_P, alpha=self.std_sum)
-        return add_on_grid(total, noise_P, std=self.std_sum, grid=self.grid, layout=self.layout)
+        if self.random.is_seeded:  # on a grid too: a simulation's noise is the same wherever its clients are
+            return total.float().add_(noise_P, alpha=self.std_sum)
+        assert self.grid is not None
+        return self._wrapped(add_on_grid(total, noise_P, std=self.std_sum, grid=self.grid, layout=self.layout))
 
     def _top_up(self, total: Tensor, shares: int) -> Tensor:
         """From the system's entropy in a simulation too: so are the clients' own shares."""
