@@ -105,6 +105,7 @@ class Place:
         resume: bool = False,
         meddle: Mapping[str, Callable[[AnswerFunction], AnswerFunction]] | None = None,
         spare: int | None = None,
+        wait_for: int | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> Outcome:
         """Over a `LocalLink`, with a participant for each person, all in this process."""
@@ -124,7 +125,7 @@ class Place:
             options = ServeOptions(
                 keys=self.folder / "keys" / "server",
                 listen=listen,
-                wait_for=len(roster),
+                wait_for=len(roster) if wait_for is None else wait_for,
                 is_secure=secure,
                 least=3 if secure else None,
                 spare_attempts=spare or 0,
