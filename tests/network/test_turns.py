@@ -27,6 +27,7 @@ from sottovoce.network.server.availability import LEFT, GroupsInTurn, NodesNeede
 from sottovoce.network.server.setup import default_least, nodes_needed
 from sottovoce.network.turns import Turns, read_turn, write_turn
 from sottovoce.privacy.accounting import epsilon
+from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.events import CorrelatedRelease, repeated
 from sottovoce.privacy.mechanism import Correlated
 from sottovoce.privacy.plan import Plan
@@ -109,8 +110,7 @@ def train(local_cluster: LocalCluster, name: str, row: int, **changes: Any) -> i
 
 
 def answered_rows(local_cluster: LocalCluster, name: str) -> list[int]:
-    path = local_cluster.place / name / "home" / "ledger.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()]
+    records = read_chain(local_cluster.place / name / "home" / "ledger.jsonl").records
     return [record["row"] for record in records if record.get("answered") == "train"]
 
 
