@@ -147,6 +147,8 @@ def taken() -> Iterator[int]:
         (("--listen", "127.0.0.1:{taken}"), "Address already in use"),
         (("--wait-for", "9"), "rounds would wait for 9 nodes, and the roster has 3"),
         (("--sums", "secure", "--least", "2"), "least"),
+        (("federation.privacy.mechanism={kind: blt, buffers: 1}", "--wait-for", "4"), "and one of the groups has 3"),
+        (("federation.privacy.mechanism={kind: blt, buffers: 1, cycle: 4}", "federation.cohort_size=1"), "more groups"),
         (("federation.privacy.adaptive_clipping={target_quantile: 0.5}",), "clip"),
     ],
 )
@@ -159,3 +161,16 @@ def test_what_fails_before_the_first_round_is_not_in_the_way_of_the_corrected_co
         with pytest.raises(Listening):
             serve(*corrected)
     assert "steps: 2" in Path("served/config.yaml").read_text()
+
+
+def test_noise_by_clients_is_independent_or_refused_in_one_line(serve: Serve) -> None:
+    """Their roster, keys and recipe are in order: it is the two together that cannot be."""
+    mechanism = "federation.privacy.mechanism={kind: banded, bands: 1, cycle: 1}"
+    said = serve("--sums", "secure", "--noise", "clients", mechanism)
+    assert said == (
+        "error: --noise clients with federation.privacy.mechanism: noise that is correlated over rounds follows from "
+        "that of rounds before, which no client may know; expected --noise server, or no mechanism"
+    )
+    assert not Path("served").exists()
+    with pytest.raises(Listening):
+        serve("--sums", "secure", mechanism)
