@@ -136,13 +136,15 @@ def check_spent(report: LedgerReport, results: Mapping[str, Any]) -> None:
     assert report.spent == repeated(event, report.attempts)
     told, found = results["privacy"], epsilon(report.spent, report.header["delta"])
     assert (told["epsilon_pld"], told["epsilon_rdp"]) == (found.pld, found.rdp)
-    column = first_column(event.strategy, report.attempts)
-    moved = sum(
-        np.concatenate([np.zeros(start), column[: report.attempts - start]])
-        for start in range(0, report.attempts, CYCLE)
-    )
-    assert event.sampling_rate == 1
-    theirs = dp_accounting.GaussianDpEvent(event.noise_multiplier / np.linalg.norm(moved))
+    column, rows = first_column(event.strategy, report.attempts), report.attempts
+    theirs: dp_accounting.DpEvent
+    if event.sampling_rate == 1:
+        moved = sum(np.concatenate([np.zeros(start), column[: rows - start]]) for start in range(0, rows, CYCLE))
+        theirs = dp_accounting.GaussianDpEvent(event.noise_multiplier / np.linalg.norm(moved))
+    else:
+        once = dp_accounting.GaussianDpEvent(event.noise_multiplier / np.linalg.norm(column))
+        sampled = dp_accounting.PoissonSampledDpEvent(event.sampling_rate, once)
+        theirs = dp_accounting.SelfComposedDpEvent(sampled, -(-rows // CYCLE))
     accountant = dp_accounting.pld.PLDAccountant().compose(theirs)
     assert pld_epsilon(report.spent, report.header["delta"]) == pytest.approx(
         accountant.get_epsilon(report.header["delta"]), rel=0.01
@@ -296,6 +298,31 @@ def test_a_run_ends_at_the_turn_of_a_group_of_which_too_few_are_left(tmp_path: P
     assert f"{member(0)}: left for good; 8 of 9 nodes can still take part" in said
     assert verify(outcome.folder / LEDGER).attempts == CYCLE
     assert not (outcome.folder / SECRETS).exists()
+
+
+def test_a_release_that_draws_within_groups_costs_what_is_planned(tmp_path: Path, cluster_stores: Path) -> None:
+    """Two of three on average, drawn by the system: what people were promised, and what dp-accounting says."""
+    place = placed(tmp_path, cluster_stores, BANDED, cohort_size=2, privacy={"mode": "secure"})
+    outcome = place.run_here("served", secure=False, wait_for=WHOLE, spare=1)
+    report = verify(outcome.folder / LEDGER)
+    assert outcome.results is not None
+    check_spent(report, outcome.results)
+    check_turns(rows_answered(place))
+    event = event_from_json(report.header["event"])
+    assert isinstance(event, CorrelatedRelease)
+    assert (event.sampling_rate, event.cycle) == (pytest.approx(2 / 3), CYCLE)
+    assert not (outcome.folder / SECRETS).exists()  # nor who was drawn
+
+
+def test_word_error_rates_are_measured_on_anybody_and_composed(tmp_path: Path, four_each: Path) -> None:
+    """To the bit what a simulation measures, between rounds of which each is one group's."""
+    asked: dict[str, Any] = {"client_wer": {"words": 2, "noise_multiplier": 2.0, "every": 2}}
+    place = placed(tmp_path, four_each, BANDED, cohort_size=2, clients={"holdout": 0.5}, **asked)
+    outcome = place.run_here("served", secure=False, wait_for=WHOLE)
+    check_same(outcome.folder, place.simulate("simulated"))
+    report = verify(outcome.folder / LEDGER)
+    assert (report.attempts, report.measured_attempts) == (STEPS, STEPS // 2)
+    check_turns(rows_answered(place))
 
 
 # Groups stay.

@@ -149,6 +149,15 @@ def taken() -> Iterator[int]:
         (("--sums", "secure", "--least", "2"), "least"),
         (("federation.privacy.mechanism={kind: blt, buffers: 1}", "--wait-for", "4"), "and one of the groups has 3"),
         (("federation.privacy.mechanism={kind: blt, buffers: 1, cycle: 4}", "federation.cohort_size=1"), "more groups"),
+        (
+            (
+                "federation.privacy.mechanism={kind: blt, buffers: 1, cycle: 3}",
+                "federation.cohort_size=1",
+                "--sums",
+                "secure",
+            ),
+            "sums of 3 people or more are opened, and one of the groups has 1",
+        ),
         (("federation.privacy.adaptive_clipping={target_quantile: 0.5}",), "clip"),
     ],
 )

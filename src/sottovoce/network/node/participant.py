@@ -280,8 +280,8 @@ class Participant:
             self._ledger.check_turn(order, row, turns)
         except Refused as refused:
             why = refused.code.name.lower().replace("_", " ")
-            self._say(
-                f"round {order.step + 1:,}: the server's order to train was refused ({why}: row {row:,} of noise)"
+            self._tell_once(
+                f"round {order.step + 1:,}: an order to train was refused ({why}: row {row:,} of the noise)"
             )
             raise
         return row, model
@@ -309,10 +309,14 @@ class Participant:
         try:
             yield
         except InputError as error:
-            if str(error) != self._told:  # once: a server asks again every few seconds
-                self._told = str(error)
-                self._say(self._told)
+            self._tell_once(str(error))
             raise Refused(code) from None
+
+    def _tell_once(self, line: str) -> None:
+        """A server may ask the same again every few seconds."""
+        if line != self._told:
+            self._told = line
+            self._say(line)
 
 
 @dataclass

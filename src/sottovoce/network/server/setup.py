@@ -117,6 +117,8 @@ def _whom_to_wait_for(
         largest = max(len(drawn), plan.cohort_size) if places else len(drawn)  # groups may differ by one
         if options.wait_for > largest:
             raise InputError(f"rounds would wait for {options.wait_for:,} nodes, and {whose} has {len(drawn):,}")
+        if options.is_secure and least is not None and least > len(drawn):
+            raise InputError(f"sums of {least:,} people or more are opened, and {whose} has {len(drawn):,}")
         able = sum(not roster.users[place].revoked for place in drawn)
         if of_round.fewest > able:
             raise InputError(f"rounds would wait for {of_round.fewest:,} nodes, and {able:,} of {whose} may take part")
