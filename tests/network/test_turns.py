@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.network.conftest import MakeCluster
-from tests.network.local_cluster import RUN, LocalCluster, content
+from tests.network.local_cluster import RUN, LocalCluster, content, recipe_of
 from tests.network.nodes import LAYOUT, availability_of
 from tests.network.test_availability import roster
 
@@ -20,7 +21,7 @@ from sottovoce.network.invitation import Invitation, SecureSums
 from sottovoce.network.limits import accepted_limits
 from sottovoce.network.messages import AnswerCode, OrderKind, Refused
 from sottovoce.network.model_transfer import write_round_model
-from sottovoce.network.node.consent import describe_invitation
+from sottovoce.network.node.consent import _epsilon_if_known, describe_invitation
 from sottovoce.network.secure_sum.protocol import SumServer
 from sottovoce.network.secure_sum.terms import NoSum, SumAttempt
 from sottovoce.network.server.availability import LEFT, GroupsInTurn, NodesNeeded
@@ -28,7 +29,8 @@ from sottovoce.network.server.setup import default_least, nodes_needed
 from sottovoce.network.turns import Turns, read_turn, write_turn
 from sottovoce.privacy.accounting import epsilon
 from sottovoce.privacy.chain import read_chain
-from sottovoce.privacy.events import CorrelatedRelease, repeated
+from sottovoce.privacy.events import CorrelatedRelease, poisson_release, repeated
+from sottovoce.privacy.guarantee import format_epsilons
 from sottovoce.privacy.mechanism import Correlated
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.plan_sampling import drawn_from, groups_of
@@ -357,6 +359,21 @@ def test_who_takes_whole_groups_promises_nothing_that_sampling_hides(make_cluste
     assert "and not who took part" not in "\n".join(describe_invitation(masked.invitation))
 
 
+def test_measurements_are_of_anybody_also_where_whole_groups_take_turns() -> None:
+    """There sampling hides who is in a sum of word counts, but not from the others in it."""
+    asked: Content = {"client_wer": {"words": 5, "noise_multiplier": 8.0}, "clients": {"holdout": 0.5}}
+    nodes = [ec.generate_private_key(ec.SECP384R1()).public_key() for _ in range(80)]
+    recipe = recipe_of(release({"kind": "blt", "buffers": 1, "cycle": 2}, cohort_size=40, **asked))
+    invitation = Invitation.of(recipe, nodes, start=b"", layout=LAYOUT, secure=SecureSums(least=3))
+    plan = invitation.wer_plan
+    assert plan is not None
+    alone = format_epsilons(epsilon(poisson_release(8.0, sampling_rate=1.0), plan.settings.delta))
+    assert (
+        "of the rounds that you are both in, each one tells them nothing more, each sum of words right and wrong "
+        f"ε = {alone}"
+    ) in "\n".join(describe_invitation(invitation))
+
+
 def test_people_in_a_sum_are_told_what_others_in_it_learn(make_cluster: MakeCluster) -> None:
     """One round of a chain, without amplification: what it moves is as long as the strategy's column."""
     rehearsal = content(steps=STEPS, cohort_size=2, privacy={"mechanism": BANDED})
@@ -365,9 +382,6 @@ def test_people_in_a_sum_are_told_what_others_in_it_learn(make_cluster: MakeClus
     event = Plan(settings, LAYOUT, sum_bits=32).event
     assert isinstance(event, CorrelatedRelease)
     alone = epsilon(repeated(replace(event, sampling_rate=1.0), CYCLE), settings.delta)
-    from sottovoce.network.node.consent import _epsilon_if_known
-    from sottovoce.privacy.guarantee import format_epsilons
-
     assert _epsilon_if_known(local_cluster.invitation.outline) == format_epsilons(alone)
 
 

@@ -7,7 +7,7 @@ from sottovoce.network.client_recipe import base_model_of
 from sottovoce.network.invitation import Invitation
 from sottovoce.network.secure_sum.words import epsilon_for_server
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.events import CorrelatedRelease, poisson_release, repeated
+from sottovoce.privacy.events import CorrelatedRelease, Event, poisson_release, repeated
 from sottovoce.privacy.guarantee import format_epsilons
 from sottovoce.privacy.membership_odds import strength_of
 from sottovoce.privacy.plan import Plan
@@ -191,9 +191,7 @@ def _exceptions(invitation: Invitation) -> str:
 
 def _epsilon_if_known(plan: Plan) -> str:
     """ε of one sum under `plan` to somebody who knows who is in it."""
-    once = poisson_release(plan.settings.z, sampling_rate=1.0)
+    once: Event = poisson_release(plan.settings.z, sampling_rate=1.0)
     if isinstance(plan.event, CorrelatedRelease):  # with the rows in which its noise is taken back
-        return format_epsilons(
-            epsilon(repeated(replace(plan.event, sampling_rate=1.0), plan.event.cycle), plan.settings.delta)
-        )
+        once = repeated(replace(plan.event, sampling_rate=1.0), plan.event.cycle)
     return format_epsilons(epsilon(once, plan.settings.delta))

@@ -88,14 +88,8 @@ class Availability:
         say: Callable[[str], None],
         groups: GroupsInTurn | None = None,
     ) -> None:
-        self._users, self._everybody, self._departures, self._now, self._say = (
-            roster.users,
-            needed,
-            departures,
-            now,
-            say,
-        )
-        self._groups = groups
+        self._users, self._departures, self._now, self._say = roster.users, departures, now, say
+        self._needed_of_all, self._groups = needed, groups
         self._seen: dict[int, datetime] = {}
         self.out: dict[int, str] = {}
         for place, user in enumerate(roster.users):
@@ -105,7 +99,7 @@ class Availability:
 
     def draw_from(self, row: int | None) -> None:
         """The next cohort is of the group whose turn `row` is; without one, of everybody."""
-        self.drawn, self._needed, self._nodes = frozenset(range(len(self._users))), self._everybody, "nodes"
+        self.drawn, self._needed, self._nodes = frozenset(range(len(self._users))), self._needed_of_all, "nodes"
         if row is not None and self._groups is not None:
             turn = row % len(self._groups.places)
             self.drawn, self._needed = self._groups.places[turn], self._groups.needed
