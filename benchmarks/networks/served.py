@@ -88,7 +88,7 @@ class _Here:
 
     here: LocalClients
 
-    def ready(self, interrupted: Callable[[], bool]) -> bool:
+    def ready(self, interrupted: Callable[[], bool], *, row: int | None = None) -> bool:
         return True
 
     def end(self, rounds: int) -> None:

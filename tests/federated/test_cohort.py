@@ -22,7 +22,14 @@ class SumsOnly:
     inner: Clients
 
     def sum(
-        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
+        self,
+        server_P: Tensor,
+        cohort: Indices,
+        *,
+        plan: Plan,
+        step: int,
+        positions: Indices | None = None,
+        row: int | None = None,
     ) -> CohortSum:
         whole = self.inner.sum(server_P, cohort, plan=plan, step=step, positions=positions)
         return CohortSum(whole.total, plan.denominator, whole.within)
@@ -62,7 +69,14 @@ class Gone(Exception):
 
 class NobodyThere:
     def sum(
-        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
+        self,
+        server_P: Tensor,
+        cohort: Indices,
+        *,
+        plan: Plan,
+        step: int,
+        positions: Indices | None = None,
+        row: int | None = None,
     ) -> CohortSum:
         raise Gone
 

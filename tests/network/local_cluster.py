@@ -23,6 +23,7 @@ from sottovoce.network.node.participant import Participant
 from sottovoce.network.secure_sum.protocol import SumServer
 from sottovoce.network.secure_sum.terms import Phase, SumAttempt
 from sottovoce.network.secure_sum.words import Words, decode_sum, read_update, terms_for_plan, update_bytes
+from sottovoce.network.turns import write_turn
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.training.start_model import build_start_model, split_trained_part
@@ -160,10 +161,18 @@ class LocalCluster:
     # As the clients of a run.
 
     def sum(
-        self, server_P: torch.Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
+        self,
+        server_P: torch.Tensor,
+        cohort: Indices,
+        *,
+        plan: Plan,
+        step: int,
+        positions: Indices | None = None,
+        row: int | None = None,
     ) -> CohortSum:
         self.attempt += 1
         payload, when = write_round_model(server_P, self.layout), {"step": step, "attempt": self.attempt}
+        payload = payload if row is None else write_turn(row, payload)
         words = read_update(bytes(update_bytes(plan)), plan).copy()
         for place in cohort.tolist():
             name = self.people[place]
@@ -172,16 +181,16 @@ class LocalCluster:
             if self.invitation.secure is None:
                 words += read_update(answer.payload, plan)
         if self.invitation.secure is not None:
-            words = self.opened(cohort.tolist(), **when)
+            words = self.opened(cohort.tolist(), row=row, **when)
         return CohortSum(decode_sum(words, plan), plan.denominator)
 
-    def opened(self, places: list[int], *, plan: Plan | None = None, **when: int) -> Words:
+    def opened(self, places: list[int], *, plan: Plan | None = None, row: int | None = None, **when: int) -> Words:
         """The secure sum of people who have trained; who refuses, or is `gone` from a phase on, drops out.
 
         `plan` is what the sum is under, where it is not of updates.
         """
         terms = terms_for_plan(self.invitation.sum_terms, plan or self.plan)
-        server = SumServer(SumAttempt(terms=terms, run=RUN, **when))
+        server = SumServer(SumAttempt(terms=terms, run=RUN, row=row, **when))
         orders = server.begin(places)
         while orders:
             for place, payload in orders.items():

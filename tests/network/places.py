@@ -105,6 +105,7 @@ class Place:
         resume: bool = False,
         meddle: Mapping[str, Callable[[AnswerFunction], AnswerFunction]] | None = None,
         spare: int | None = None,
+        wait_for: int | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> Outcome:
         """Over a `LocalLink`, with a participant for each person, all in this process."""
@@ -124,7 +125,7 @@ class Place:
             options = ServeOptions(
                 keys=self.folder / "keys" / "server",
                 listen=listen,
-                wait_for=len(roster),
+                wait_for=len(roster) if wait_for is None else wait_for,
                 is_secure=secure,
                 least=3 if secure else None,
                 spare_attempts=spare or 0,
@@ -134,7 +135,8 @@ class Place:
             def clients(run: RunFolder, plan: Plan, start: Recogniser) -> ClientsOverNetwork:
                 return connect_clients(options, self.recipe, roster, run=run, plan=plan, start=start)
 
-            elsewhere = RemoteClients(roster_population(roster, self.recipe), planned, clients, spare)
+            identities = tuple(user.node for user in roster.users)
+            elsewhere = RemoteClients(roster_population(roster, self.recipe), planned, clients, spare, identities)
             return run_recipe(self.recipe, out=self.folder / out, resume=resume, context=self.around, remote=elsewhere)
 
     @contextmanager
@@ -162,7 +164,7 @@ class _Here:
     here: LocalClients
     evaluation_clients: LocalEvaluationClients | None = None
 
-    def ready(self, interrupted: Callable[[], bool]) -> bool:
+    def ready(self, interrupted: Callable[[], bool], *, row: int | None = None) -> bool:
         return True
 
     def end(self, rounds: int) -> None:

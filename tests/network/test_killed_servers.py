@@ -1,6 +1,7 @@
 """`serve` killed at named points of a release's round, with nodes that are processes: paid for, and never twice sent.
 
-A release, because there a second attempt at a step has another cohort and another noise, and is charged again.
+A release, because there a second attempt at a step has another cohort and another noise, and is charged again. With
+correlated noise it has another row, too, and is the turn of another group.
 """
 
 from collections import Counter
@@ -8,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from tests.network import faulty_node
@@ -18,9 +19,12 @@ from tests.points import CHARGED, SAVED, Point
 from tests.training.forked import FORKS, forked
 
 from sottovoce.base.files import read_json
+from sottovoce.network.server.accounts import ACCOUNTS
 from sottovoce.network.server.setup import ATTEMPTS
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.sampling import CyclicSampler
+from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.training.run_folder import LEDGER
 
 pytest.importorskip("flwr", reason="flwr is not installed (the extra `network`)")
@@ -30,6 +34,7 @@ ASKED = Point("sottovoce.network.server.clients:AttemptCounter.begin")
 TRAINED = Point("sottovoce.network.server.orders:OrderChannel.ask", nth=3)  # after the terms, and the start model
 SUMMED = Point("sottovoce.network.server.clients:ClientsOverNetwork.sum")
 NOISED = Point("sottovoce.privacy.plan:Plan.add_noise")
+DRAWN = Point("sottovoce.privacy.round_noise:CorrelatedNoise._write", at="call")
 LONG = pytest.mark.long
 
 
@@ -70,10 +75,45 @@ def until(lines: IO[str], start: str) -> str:
     ],
 )
 def test_killed_between_charge_and_release(tmp_path: Path, cluster_stores: Path, point: Point, charged: int) -> None:
-    place = Place(tmp_path, cluster_stores, list(THREE))
-    place.write_files(cohort_size=len(THREE), steps=ROUNDS, privacy={"mode": "secure"})
+    """Secure sums of all three, with independent noise."""
+    sent = killed_and_resumed(tmp_path, cluster_stores, point, charged)
+    assert all(sent.values())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("point", "charged"),
+    [
+        pytest.param(CHARGED, ROUNDS + 1, id="charged"),
+        pytest.param(TRAINED, ROUNDS + 1, id="trained"),
+        pytest.param(DRAWN, ROUNDS + 1, id="drawn"),
+        pytest.param(NOISED, ROUNDS + 1, id="noised"),
+        pytest.param(SAVED, ROUNDS, id="saved"),
+    ],
+)
+def test_killed_where_groups_take_turns(tmp_path: Path, cluster_stores: Path, point: Point, charged: int) -> None:
+    """Open sums of one of the three at a time, with correlated noise: a round that is lost is the next one's turn."""
+    taken = {"cohort_size": 1, "privacy": {"mode": "secure", "mechanism": {"kind": "banded", "bands": 2, "cycle": 3}}}
+    killed_and_resumed(tmp_path, cluster_stores, point, charged, "--sums", "open", "--wait-for", "1", **taken)
+    rows = []
+    for group, places in enumerate(CyclicSampler(cycle=3, sampling_rate=1.0).groups(len(THREE))):
+        home = tmp_path / "keys" / THREE[int(places[0])] / "home" / "ledger.jsonl"
+        of_own = [line["row"] for line in read_chain(home).records if line.get("answered") == "train"]
+        assert all(row % 3 == group for row in of_own)
+        rows += of_own
+    assert len({*rows}) == len(rows)
+    assert {*rows} >= {*range(charged - ROUNDS, charged)} if point is not SAVED else {*rows} == {*range(ROUNDS)}
+    assert [path.name for path in (tmp_path / "served" / SECRETS).glob("*")] == [ACCOUNTS]
+
+
+def killed_and_resumed(
+    tmp_path: Path, cluster_stores: Path, point: Point, charged: int, *more: str, **federation: Any
+) -> dict[str, Counter[tuple[int, str]]]:
+    """What each node has answered, by attempt and kind: nothing of it twice, or unpaid."""
+    place, answers = Place(tmp_path, cluster_stores, list(THREE)), {}
+    place.write_files(**{"cohort_size": len(THREE), "steps": ROUNDS, "privacy": {"mode": "secure"}} | federation)
     with ExitStack() as held:
-        server, lines = held.enter_context(serving(place, point=point))
+        server, lines = held.enter_context(serving(place, *more, point=point))
         listening = until(lines, "listening at ").split()
         port, digest = int(listening[2].split(":")[1]), listening[-1]
         for name in THREE:
@@ -85,7 +125,7 @@ def test_killed_between_charge_and_release(tmp_path: Path, cluster_stores: Path,
         server.join()
         assert server.exitcode == -9
         before = verify(place.folder / "served" / LEDGER).attempts
-        again, lines = held.enter_context(serving(place, "--resume", port=port))
+        again, lines = held.enter_context(serving(place, *more, "--resume", port=port))
         said = lines.read()
         again.join()
         assert again.exitcode == 0, said
@@ -99,5 +139,7 @@ def test_killed_between_charge_and_release(tmp_path: Path, cluster_stores: Path,
     for name in THREE:
         lines_of_own = read_chain(place.folder / "keys" / name / "home" / "ledger.jsonl").records
         sent = Counter((line["attempt"], line["answered"]) for line in lines_of_own if "answered" in line)
-        assert {*sent.values()} == {1}
+        assert {*sent.values()} <= {1}
         assert sum(kind == "train" for _, kind in sent) <= charged <= accepted
+        answers[name] = sent
+    return answers

@@ -147,6 +147,17 @@ def taken() -> Iterator[int]:
         (("--listen", "127.0.0.1:{taken}"), "Address already in use"),
         (("--wait-for", "9"), "rounds would wait for 9 nodes, and the roster has 3"),
         (("--sums", "secure", "--least", "2"), "least"),
+        (("federation.privacy.mechanism={kind: blt, buffers: 1}", "--wait-for", "4"), "and one of the groups has 3"),
+        (("federation.privacy.mechanism={kind: blt, buffers: 1, cycle: 4}", "federation.cohort_size=1"), "more groups"),
+        (
+            (
+                "federation.privacy.mechanism={kind: blt, buffers: 1, cycle: 3}",
+                "federation.cohort_size=1",
+                "--sums",
+                "secure",
+            ),
+            "sums of 3 people or more are opened, and one of the groups has 1",
+        ),
         (("federation.privacy.adaptive_clipping={target_quantile: 0.5}",), "clip"),
     ],
 )
@@ -189,3 +200,16 @@ def test_so_many_more_are_drawn_and_the_divisor_stays(place: Place) -> None:
 
     settings = _load_federated("recipe.yaml", ["federation.cohort_size=2"], 1.5).federated
     assert (settings.cohort_size, settings.expected_answers) == (3, 2)
+
+
+def test_noise_by_clients_is_independent_or_refused_in_one_line(serve: Serve) -> None:
+    """Their roster, keys and recipe are in order: it is the two together that cannot be."""
+    mechanism = "federation.privacy.mechanism={kind: banded, bands: 1, cycle: 1}"
+    said = serve("--sums", "secure", "--noise", "clients", mechanism)
+    assert said == (
+        "error: --noise clients with federation.privacy.mechanism: noise that is correlated over rounds follows from "
+        "that of rounds before, which no client may know; expected --noise server, or no mechanism"
+    )
+    assert not Path("served").exists()
+    with pytest.raises(Listening):
+        serve("--sums", "secure", mechanism)

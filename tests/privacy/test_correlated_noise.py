@@ -436,12 +436,60 @@ def test_settings_that_no_accountant_bounds_are_refused(changes: dict[str, Any],
     assert "\n" not in str(refused.value)
 
 
-def test_clients_over_a_network_are_refused() -> None:
-    settings = settings_of(mechanism=MECHANISMS[0])
-    with pytest.raises(InputError, match="over a network"):
-        Plan(settings, LAYOUT, sum_bits=64)
-    with pytest.raises(InputError, match="over a network"):
-        Plan(settings, LAYOUT, noise_shares=NoiseShares(least=8, most=100, colluding=0))
+@pytest.mark.parametrize("sum_bits", [None, 32, 64])
+def test_noise_by_clients_is_refused(sum_bits: int | None) -> None:
+    settings, shares = settings_of(mechanism=MECHANISMS[0]), NoiseShares(least=8, most=100, colluding=0)
+    with pytest.raises(InputError, match=r"mechanism with noise by clients: .* expected noise by the server"):
+        Plan(settings, LAYOUT, sum_bits=sum_bits, noise_shares=shares)
+
+
+# Sums of words, as clients over a network send them.
+
+
+@pytest.mark.parametrize("sum_bits", [32, 64])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_the_noise_of_a_simulation_is_the_same_wherever_its_clients_are(mechanism: Correlated, sum_bits: int) -> None:
+    plan = plan_of(mechanism=mechanism)
+    assert np.array_equal(released(dataclasses.replace(plan, sum_bits=sum_bits)), released(plan))
+
+
+@pytest.mark.parametrize("sum_bits", [32, 64])
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_a_release_on_words_has_the_noise_that_was_claimed(
+    mechanism: Correlated, sum_bits: int, tmp_path: Path
+) -> None:
+    """On the grid, within words, and independent again once the strategy is applied; a cell is nothing beside it."""
+    plan = dataclasses.replace(secure_plan(mechanism=mechanism), sum_bits=sum_bits)
+    noise = released(plan, secret_folder=tmp_path / "secrets")
+    grid = plan.grid
+    assert grid is not None
+    assert grid <= 1e-3 * plan.noise_std_sum
+    assert (np.abs(noise) < math.ldexp(grid, plan.word_bits - 1)).all()
+    fresh = matrix(mechanism.strategy) @ noise / plan.noise_std_sum
+    found, error = fresh @ fresh.T / fresh.shape[1], math.sqrt(2 / fresh.shape[1])
+    assert (np.abs(found - np.eye(ROWS)) < 6 * error).all()
+
+
+def test_noise_on_words_wraps_around_as_theirs_do(tmp_path: Path) -> None:
+    """A client nobody has clipped again brings a secure sum to the edge: nothing shows on which side it was."""
+    plan = dataclasses.replace(secure_plan(mechanism=MECHANISMS[0]), sum_bits=32)
+    assert plan.grid is not None
+    half = math.ldexp(plan.grid, 31)
+    for edge, drawn in ((half - plan.grid, 1.0), (-half, -1.0)):
+        correlated = CorrelatedNoise(
+            BANDED,
+            layout=LAYOUT,
+            draw=lambda row, drawn=drawn: torch.full((LAYOUT.flat_size,), drawn, dtype=torch.float64),  # type: ignore[misc]
+            dtype=torch.float64,
+            secret_folder=tmp_path / str(drawn),
+        )
+        total = plan.new_total()
+        for part in LAYOUT.parts(total):
+            part.fill_(edge)
+        noised = parameters([plan.add_noise(total, paid(plan, 0), correlated=correlated)])
+        cells = round(plan.noise_std_sum / plan.grid)
+        expected = edge + math.copysign(cells * plan.grid, drawn) - math.copysign(2 * half, drawn)
+        assert (noised == np.float32(expected)).all()
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def serve(
         typer.Option(
             metavar="N",
             help="Rounds begin when so many nodes are here, or all that are still in, or more where a release needs "
-            "them; --least by default, or a cohort.",
+            "them; --least by default, or a cohort. Of the group whose turn it is, where groups take turns.",
         ),
     ] = None,
     spare_attempts: Annotated[
@@ -148,6 +148,11 @@ def serve(
         raise InputError(f"--sums {sums}: expected secure or open")
     if noise not in ("server", "clients") or (noise == "clients" and sums == "open"):
         raise InputError(f"--noise {noise} with --sums {sums}: expected server, or clients with secure sums")
+    if noise == "clients" and experiment.federated.privacy.mechanism is not None:
+        raise InputError(
+            "--noise clients with federation.privacy.mechanism: noise that is correlated over rounds follows from that "
+            "of rounds before, which no client may know; expected --noise server, or no mechanism"
+        )
     if spare_attempts is not None and spare_attempts < 0:
         raise InputError(f"--spare-attempts {spare_attempts}: expected a whole number, at least 0")
     is_release = experiment.federated.privacy.mode is Mode.SECURE
@@ -196,7 +201,8 @@ def serve(
         def clients(run: "RunFolder", plan: "Plan", start: "Recogniser") -> "ClientsOverNetwork":
             return connect_clients(options, experiment, people, run=run, plan=plan, start=start)
 
-        elsewhere = RemoteClients(roster_population(people, experiment), planned, clients, spare)
+        identities = tuple(user.node for user in people.users)
+        elsewhere = RemoteClients(roster_population(people, experiment), planned, clients, spare, identities)
         around = replace(around, sign=keys / ORDERS_KEY)  # what nodes are asked with, they can check the ledger by
         outcome = run_recipe(experiment, out=folder, resume=resume, context=around, remote=elsewhere)
     if outcome.stopped_at is None:

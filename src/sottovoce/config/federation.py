@@ -28,7 +28,7 @@ from sottovoce.privacy.client_wer import ClientWer
 from sottovoce.privacy.description import describe_run_guarantee
 from sottovoce.privacy.events import Measured
 from sottovoce.privacy.guarantee import WholeRun, whole_run
-from sottovoce.privacy.mechanism import MechanismSettings
+from sottovoce.privacy.mechanism import Correlated, MechanismSettings
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.plugins import PLUGIN_KEYS, build_plugin
 from sottovoce.privacy.settings import Mode, PrivacyOptions, PrivacySettings, Weighting
@@ -110,11 +110,15 @@ class PrivacySection(PrivacyOptions):
         time_line: Literal["zero", "skip"] | None = None,
         measured: Measured | None = None,
         expected_answers: int | None = None,
+        correlated: Correlated | None = None,
     ) -> PrivacySettings:
-        """The plan's settings for a population that is there; a target (for all releases) is noise now."""
+        """The plan's settings for a population that is there; a target (for all releases) is noise now.
+
+        `correlated` is what the mechanism was found to be elsewhere: nothing is searched for then.
+        """
         own = {option.name: getattr(self, option.name) for option in fields(PrivacyOptions)}
-        own["mechanism"] = None
-        if self.mechanism is not None:
+        own["mechanism"] = correlated
+        if self.mechanism is not None and correlated is None:
             own["mechanism"] = self.mechanism.for_run(
                 central_steps, population_size=population_size, cohort_size=cohort_size
             )

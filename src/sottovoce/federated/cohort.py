@@ -60,11 +60,19 @@ class Clients(Protocol):
     """A population, wherever it is."""
 
     def sum(
-        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
+        self,
+        server_P: Tensor,
+        cohort: Indices,
+        *,
+        plan: Plan,
+        step: int,
+        positions: Indices | None = None,
+        row: int | None = None,
     ) -> CohortSum:
         """Have every client of `cohort` train from the server's model, and clip and sum what comes of it.
 
-        `positions` is where each of them stands on its time line, where clients have one.
+        `positions` is where each of them stands on its time line, where clients have one. `row` is that of correlated
+        noise, by which clients on other machines see that it is their turn.
         """
         ...
 
@@ -80,7 +88,14 @@ class LocalClients:
         self._engine = engine
 
     def sum(
-        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
+        self,
+        server_P: Tensor,
+        cohort: Indices,
+        *,
+        plan: Plan,
+        step: int,
+        positions: Indices | None = None,
+        row: int | None = None,
     ) -> CohortSum:
         part = sum_in_time(self._engine, server_P, cohort, plan=plan, step=step, positions=positions)
         part.weighted.settle()

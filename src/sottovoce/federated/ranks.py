@@ -56,7 +56,14 @@ class ClientsOverRanks:
         self._engine, self._processes, self._seconds = engine, processes, seconds
 
     def sum(
-        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
+        self,
+        server_P: Tensor,
+        cohort: Indices,
+        *,
+        plan: Plan,
+        step: int,
+        positions: Indices | None = None,
+        row: int | None = None,
     ) -> CohortSum:
         order = self._processes.broadcast_object(RoundOrder(step, cohort, plan.clip_bound, positions))
         self._processes.broadcast(server_P)

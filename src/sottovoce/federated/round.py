@@ -92,6 +92,8 @@ def run_round(
     charge = plan.charge(ledger, step=step, parameters=state.digest, cohort=commitment)
     # Every client trains; updates are clipped and summed.
     given: dict[str, Any] = {} if positions is None else {"positions": positions.of(cohort)}
+    if state.correlated is not None:
+        given["row"] = charge.row
     summed = clients.sum(quantise_model(server.parameters_P, model_bits), cohort, plan=plan, step=step, **given)
     if summed.diagnostics is not None:
         summed.diagnostics.signal_H = layer_norms(summed.total, plan.clipper.layers)

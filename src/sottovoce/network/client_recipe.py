@@ -111,8 +111,6 @@ def check_loads_no_code(part: Mapping[str, Any]) -> None:
     private = part["federation"]["privacy"]
     if isinstance(private, dict) and (outside := [name for name in PLUGIN_KEYS if name in private]):
         raise InputError(f"the invitation's privacy: {outside[0]} is code that the server names; expected none")
-    if isinstance(private, dict) and private.get("mechanism") is not None:
-        raise InputError("the invitation's privacy: a mechanism is for clients in one place; expected none")
 
 
 def base_model_of(recipe: Recipe) -> BaseModelName | None:
@@ -160,8 +158,6 @@ def check_network_recipe(recipe: Recipe, *, population_size: int) -> None:
             f"federation.privacy.{outside[0]}: people accept what this package does, and no code that a server names; "
             "expected none"
         )
-    if private.mechanism is not None:
-        raise InputError("federation.privacy.mechanism: over a network noise is independent so far; expected null")
     if private.noise_scope is not None:
         raise InputError("federation.privacy.noise_scope: that is for analysis, in a simulation")
     if private.weighting is not Weighting.UNIFORM and private.weight_cap is None:

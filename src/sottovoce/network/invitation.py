@@ -36,12 +36,15 @@ from sottovoce.network.client_recipe import check_loads_no_code, check_network_r
 from sottovoce.network.keys import fingerprint
 from sottovoce.network.limits import Limits, accepted_limits
 from sottovoce.network.secure_sum.terms import SumTerms
+from sottovoce.network.turns import Turns, check_noise, search_noise
 from sottovoce.privacy.accounting import Epsilon
 from sottovoce.privacy.clipping import Normalise, Share
 from sottovoce.privacy.events import LARGEST_STEPS, NoGuarantee
 from sottovoce.privacy.guarantee import Guarantee
+from sottovoce.privacy.mechanism import Correlated, correlated_from_json
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.plan_sampling import draw_rate, drawn_from, groups_of
 from sottovoce.privacy.settings import Mode, PrivacySettings
 
 LARGEST = 1 << 26  # bytes of an invitation: half a million nodes
@@ -63,7 +66,7 @@ class Invitation:
     shapes and order. `frozen` is the SHA-256 of all that is not trained (`weights_digest`), which clients may have from
     files of their own, or draw. Without `secure` the server sees single updates. With `noise_shares` clients add the
     noise before they mask. A release may make `spare_attempts` more at its rounds, and at its measurements, where some
-    are lost.
+    are lost. `correlated` is what the recipe's mechanism comes to: the server has searched for its numbers.
     """
 
     recipe: Recipe
@@ -76,9 +79,11 @@ class Invitation:
     secure: SecureSums | None = None
     noise_shares: NoiseShares | None = None
     spare_attempts: int = 0
+    correlated: Correlated | None = None
 
     def __post_init__(self) -> None:
         check_network_recipe(self.recipe, population_size=len(self.nodes))
+        check_noise(self.recipe, self.correlated, people=len(self.nodes))
         if len({fingerprint(key) for key in self.nodes}) != len(self.nodes):
             raise InputError("the invitation names a node twice: expected everybody once")
         if self.length < 1 or any(len(digest) != 32 for digest in (self.start, self.layout, self.frozen)):
@@ -89,15 +94,19 @@ class Invitation:
             raise InputError(f"spare_attempts={self.spare_attempts}: a rehearsal counts no attempts; expected none")
         _ = self.outline, self.wer_plan
         if self.secure is not None:
-            self._check_least(self.sum_terms.least)
+            self._check_least(self.sum_terms.least, self.outline)
+            if self.wer_plan is not None:
+                self._check_least(self.sum_terms.least, self.wer_plan)
         if self.noise_shares is not None and (self.secure is None or self.secure.least < self.noise_shares.least):
             raise InputError("noise by clients: expected secure sums of as many people at least as the noise is for")
 
-    def _check_least(self, least: int) -> None:
-        """Refuse a release in which the size of a cohort would decide whether its sum is opened."""
-        if self.private.mode is Mode.SECURE and self.outline.fewest_available(least) > len(self.nodes):
+    def _check_least(self, least: int, plan: Plan) -> None:
+        """Refuse a release in which the size of a cohort would decide whether its sum under `plan` is opened."""
+        people = drawn_from(plan)
+        if self.private.mode is Mode.SECURE and plan.fewest_available(least) > people:
+            what = "" if plan is self.outline else "client_wer with "
             raise InputError(
-                f"least={least}: of {len(self.nodes):,} people, cohorts of about {self.private.cohort_size:,} are "
+                f"{what}least={least}: of {people:,} people, cohorts of about {self.private.cohort_size:,} are "
                 "smaller too often, and unopened sums would tell who was drawn; expected fewer, or everybody in every "
                 "cohort"
             )
@@ -131,6 +140,7 @@ class Invitation:
             secure=secure,
             noise_shares=noise_shares,
             spare_attempts=spare_attempts,
+            correlated=search_noise(recipe, people=len(nodes)),
         )
 
     @cached_property
@@ -151,6 +161,7 @@ class Invitation:
                 "noise_shares": None if self.noise_shares is None else asdict(self.noise_shares),
                 "spare_attempts": self.spare_attempts,
             }
+            | ({} if self.correlated is None else {"correlated": self.correlated.as_json()})
         )
 
     @cached_property
@@ -185,6 +196,7 @@ class Invitation:
             secure=found.secure,
             noise_shares=found.noise_shares,
             spare_attempts=found.spare_attempts,
+            correlated=None if found.correlated is None else correlated_from_json(found.correlated),
         )
         if invitation.content != content:
             raise InputError("the invitation is not in its canonical form: another release, or changed on its way")
@@ -204,6 +216,7 @@ class Invitation:
             root_seed=derive(recipe.seed, "privacy"),
             measured=settings.measured,
             expected_answers=settings.expected_answers,
+            correlated=self.correlated,
         )
 
     def plan(self, layout: Layout) -> Plan:
@@ -255,7 +268,27 @@ class Invitation:
             measurements=0 if settings.measured is None else settings.measured.count,
             spare_attempts=self.spare_attempts,
             sampling_rate=self.outline.sampling_rate,
+            cycle=1 if self.correlated is None else self.correlated.cycle,
+            draw_rate=draw_rate(self.outline),
         )
+
+    def turns(self, node: bytes) -> Turns | None:
+        """The rows that are the turn of this node, by its fingerprint; None where everybody may be in every round."""
+        if self.correlated is None:
+            return None
+        place = [fingerprint(key) for key in self.nodes].index(node)
+        (group,) = (number for number, members in enumerate(self._groups) if place in members)
+        settings = self.recipe.federated
+        rows = None if self.private.mode is Mode.SEEDED else settings.steps + self.spare_attempts
+        return Turns(cycle=self.correlated.cycle, group=group, rows=rows)
+
+    def members(self, row: int | None) -> frozenset[int] | None:
+        """The places whose turn `row` is; None without a row, or where everybody may be in every round."""
+        return None if row is None or self.correlated is None else self._groups[row % self.correlated.cycle]
+
+    @cached_property
+    def _groups(self) -> tuple[frozenset[int], ...]:
+        return groups_of(self.outline)
 
     @property
     def epsilon(self) -> Epsilon | None:
@@ -315,6 +348,7 @@ class _InvitationJson(Section):
     secure: SecureSums | None
     noise_shares: NoiseShares | None
     spare_attempts: int
+    correlated: dict[str, Any] | None = None
 
 
 def _to_json(content: Mapping[str, Any]) -> bytes:

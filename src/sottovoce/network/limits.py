@@ -6,7 +6,8 @@
 A round that is lost, because a server was killed, is made again with another cohort and other noise, and is charged
 again. So ε is of attempts, and includes the spare ones that people accept beforehand. A node sees only the attempts
 that it is asked in. Against a server that asks more often it has its own count: how often somebody is asked in n
-attempts with probability q is binomial, and above a quantile of that a node refuses.
+attempts with probability q is binomial, and above a quantile of that a node refuses. Where groups take turns, n are the
+attempts that may be the turn of one group.
 """
 
 from dataclasses import dataclass
@@ -32,12 +33,23 @@ def default_spare_attempts(rounds: int) -> int:
     return -(-rounds // 20)
 
 
-def accepted_limits(*, rounds: int, measurements: int, spare_attempts: int, sampling_rate: float) -> Limits:
-    """What accepting so many rounds and measurements covers, with as many spare attempts at each."""
+def accepted_limits(
+    *,
+    rounds: int,
+    measurements: int,
+    spare_attempts: int,
+    sampling_rate: float,
+    cycle: int = 1,
+    draw_rate: float | None = None,
+) -> Limits:
+    """What accepting so many rounds and measurements covers, with as many spare attempts at each.
+
+    Anybody is asked with `sampling_rate`; but where `cycle` groups take turns at rounds, its members with `draw_rate`.
+    """
     attempts = rounds + spare_attempts
     measured = measurements + spare_attempts if measurements else 0
     return Limits(
-        updates=max_times_asked(attempts, sampling_rate=sampling_rate),
+        updates=max_times_asked(-(-attempts // cycle), sampling_rate=sampling_rate if draw_rate is None else draw_rate),
         measurements=max_times_asked(measured, sampling_rate=sampling_rate),
         attempts=attempts + measured,
     )

@@ -58,6 +58,7 @@ class AnswerCode(IntEnum):
     LEFT = 9  # for good
     UNABLE = 10  # the node cannot do this, whoever asks: another release of the code, a full disk
     ABOVE_ACCEPTED = 11  # more updates, measurements or attempts than the node's user has accepted for this run
+    OUT_OF_TURN = 12  # in the turn of another group, or too soon after the node's last one
 
 
 class Refused(Exception):

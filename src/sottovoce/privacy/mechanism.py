@@ -34,6 +34,7 @@ from sottovoce.privacy.strategies import (
     Strategy,
     first_column,
     sensitivity,
+    strategy_from_json,
     strategy_to_json,
     sum_participations,
 )
@@ -101,6 +102,21 @@ class Correlated:
     def rows_overlap(self) -> bool:
         """Whether one user's rows meet. There nothing is known of what drawing among the group would hide."""
         return not (isinstance(self.strategy, Banded) and self.strategy.bands <= self.cycle)
+
+
+def correlated_from_json(data: dict[str, Any]) -> Correlated:
+    """What `Correlated.as_json` wrote; InputError for anything else.
+
+    >>> correlated_from_json({"cycle": 3, "strategy": {"kind": "banded", "column": [1.0, 0.5]}}).rows_overlap
+    False
+    """
+    match data:
+        case {"cycle": int(cycle), "strategy": dict(strategy), **rest} if not rest and 1 <= cycle <= LARGEST_STEPS:
+            try:
+                return Correlated(cycle=cycle, strategy=strategy_from_json(strategy))
+            except (TypeError, OverflowError) as error:
+                raise InputError(f"strategy of correlated noise: {error}; expected numbers") from None
+    raise InputError(f"correlated noise: expected a cycle from 1 to {LARGEST_STEPS} and a strategy, and nothing else")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ from sottovoce.privacy.events import (
 from sottovoce.privacy.ledger import Charge, Ledger
 from sottovoce.privacy.noise import grid_spacing, sigma_dp_of
 from sottovoce.privacy.noise_shares import NoiseShares, fewest_available
-from sottovoce.privacy.plan_sampling import build_sampler, draw_cohort
+from sottovoce.privacy.plan_sampling import build_sampler, draw_cohort, draw_rate
 from sottovoce.privacy.plugins import PLUGIN_KEYS, Plugins
 from sottovoce.privacy.randomness import RandomSource
 from sottovoce.privacy.round_noise import CorrelatedNoise, RoundNoise, widening
@@ -197,15 +197,16 @@ class Plan:
         return sigma_dp_of(self.update_noise_multiplier, cohort_size=self.settings.answers)
 
     def fewest_available(self, least: int) -> int:
-        """How many of all users must be available before a round, where sums of fewer than `least` are not opened.
+        """How many must be available before a round, where sums of fewer than `least` are not opened.
 
-        Guarantee: then whether a sum is opened depends on nobody's being drawn, but once in 10¹⁵ rounds. Else a release
-        would show who was: the event is of sums that differ by one update, and not by all of them. With
-        `expected_answers` that holds also where the others of a cohort are late, each by a coin of their own.
+        Of all users; of the group whose turn it is, where groups take turns (`plan_sampling.drawn_from`). Guarantee:
+        then whether a sum is opened depends on nobody's being drawn, but once in 10¹⁵ rounds. Else a release would show
+        who was: the event is of sums that differ by one update, and not by all of them. With `expected_answers` that
+        holds also where the others of a cohort are late, each by a coin of their own.
         """
         answers, people = self.settings.answers, self.settings.population_size
         if self.settings.sampling is Sampling.POISSON:
-            return fewest_available(least, sampling_rate=answers / people)
+            return fewest_available(least, sampling_rate=draw_rate(self) * answers / self.cohort_size)
         return people - (answers - least)
 
     @cached_property

@@ -31,6 +31,24 @@ def over_selected(answers: int, *, factor: float) -> int:
     return round(answers * factor)
 
 
+def draw_rate(plan: "Plan") -> float:
+    """The probability with which each of those is drawn whom a cohort is drawn from: q, or q′ within a group."""
+    return plan.sampler.sampling_rate if isinstance(plan.sampler, CyclicSampler) else plan.sampling_rate
+
+
+def drawn_from(plan: "Plan") -> int:
+    """How many a cohort is drawn from: all users, or the smallest of the groups that take turns."""
+    people = plan.settings.population_size
+    return people // plan.sampler.cycle if isinstance(plan.sampler, CyclicSampler) else people
+
+
+def groups_of(plan: "Plan") -> tuple[frozenset[int], ...]:
+    """The users of each group, in the order of their turns; none where everybody may be in every round."""
+    if not isinstance(plan.sampler, CyclicSampler):
+        return ()
+    return tuple(frozenset(group.tolist()) for group in plan.sampler.groups(plan.settings.population_size))
+
+
 def draw_cohort(plan: "Plan", step: int, *, attempt: int, row: int | None, among: Indices | None) -> Indices:
     """See `Plan.sample`."""
     settings, random = plan.settings, plan.noise.random

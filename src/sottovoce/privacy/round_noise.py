@@ -43,7 +43,7 @@ from sottovoce.privacy.noise import (
 from sottovoce.privacy.noise_shares import NoiseShares
 from sottovoce.privacy.randomness import RandomSource, SecureRandom
 from sottovoce.privacy.secret_files import write_secret
-from sottovoce.privacy.strategies import Banded, Blt, Strategy, first_column
+from sottovoce.privacy.strategies import Banded, Blt, Strategy, first_column, strategy_to_json
 
 MEMORY = "noise-memory.npy"
 _CHUNK = {"cpu": 1 << 15, "cuda": 1 << 22}  # elements at once: few enough to stay in the cache
@@ -61,9 +61,13 @@ def widening(strategy: Strategy) -> float:
     column = first_column(strategy, _ROWS_OF_INVERSE)
     inverse = np.zeros_like(column)
     inverse[0] = 1.0
-    for row in range(1, len(column)):
-        inverse[row] = -np.dot(column[1 : row + 1], inverse[row - 1 :: -1])
-    return float(np.linalg.norm(inverse))
+    with np.errstate(all="ignore"):
+        for row in range(1, len(column)):
+            inverse[row] = -np.dot(column[1 : row + 1], inverse[row - 1 :: -1])
+        found = float(np.linalg.norm(inverse))
+    if not math.isfinite(found):
+        raise InputError(f"strategy {strategy_to_json(strategy)}: its noise grows without end; expected one that fades")
+    return found
 
 
 @final
@@ -256,9 +260,10 @@ class RoundNoise:
         return add_gaussian(self.layout.zeros(device=device), std=1.0, generator=generator, layout=self.layout)
 
     def _add_row(self, total: Tensor, noise_P: Tensor) -> Tensor:
-        if self.grid is None:
-            return total.add_(noise_P, alpha=self.std_sum)
-        return add_on_grid(total, noise_P, std=self.std_sum, grid=self.grid, layout=self.layout)
+        if self.random.is_seeded:  # on a grid too: a simulation's noise is the same wherever its clients are
+            return total.float().add_(noise_P, alpha=self.std_sum)
+        assert self.grid is not None
+        return self._wrapped(add_on_grid(total, noise_P, std=self.std_sum, grid=self.grid, layout=self.layout))
 
     def _top_up(self, total: Tensor, shares: int) -> Tensor:
         """From the system's entropy in a simulation too: so are the clients' own shares."""

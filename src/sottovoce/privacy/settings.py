@@ -283,8 +283,11 @@ def check_sums(
         raise InputError(f"sum_bits={sum_bits} with clip_bound=inf: nothing bounds a sum; set a clip bound")
     if adapted_clip_bound is not None and settings.adaptive is None:
         raise InputError(f"clip_bound={adapted_clip_bound}: only adaptive clipping moves the bound of a plan")
-    if settings.mechanism is not None and (sum_bits is not None or noise_shares is not None):
-        raise InputError("mechanism over a network, where clients' sums are words: expected independent noise")
+    if settings.mechanism is not None and noise_shares is not None:
+        raise InputError(
+            "mechanism with noise by clients: noise that is correlated over rounds follows from that of rounds before, "
+            "which no client may know; expected noise by the server"
+        )
     fits = sum_bits is not None and settings.no_guarantee_reason is None and settings.adaptive is None
     if noise_shares is not None and not fits:
         raise InputError(

@@ -3,12 +3,13 @@
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sottovoce.base.errors import InputError
+from sottovoce.base.errors import InputError, check_invariant
 from sottovoce.base.files import add_digest, check_digest, read_json, write_json
 from sottovoce.base.processes import Processes
 from sottovoce.base.signatures import SigningKey
@@ -134,7 +135,9 @@ def _write_population(federation: Federation, run: RunFolder) -> None:
     """What may be said of the clients: in a release, only what the plan has made public anyway."""
     population, plan = federation.population, federation.plan
     if federation.is_release and isinstance(plan.sampler, CyclicSampler):
-        check_groups_unchanged(run.path / SECRETS, population, plan.sampler, begun=(run.path / LEDGER).exists())
+        identities = None if federation.remote is None else federation.remote.identities
+        begun = (run.path / LEDGER).exists()
+        check_groups_unchanged(run.path / SECRETS, population, plan.sampler, begun=begun, identities=identities)
     described: dict[str, Any] = dict(population.describe())
     if plan.settings.root_seed is not None:
         deciles = np.quantile(population.seconds, np.linspace(0, 1, 11)).tolist()
@@ -180,18 +183,25 @@ def _start_converged(federation: Federation) -> dict[str, str]:
 # Groups of a release with correlated noise. Between two rows of noise that may have the same client lie at least
 # `cycle` − 1 others: that is what is charged, and it holds only while nobody changes groups. Groups go by places in the
 # population, so one client more or less would move many. A release publishes no digest of its data, so this one is
-# keyed, and lies with its key in `secrets/` until the run has ended.
+# keyed, and lies with its key in `secrets/` until the run has ended. Clients on other machines are who their keys say.
 
 
-def check_groups_unchanged(secrets: Path, population: Population, sampler: CyclicSampler, *, begun: bool) -> None:
+def check_groups_unchanged(
+    secrets: Path,
+    population: Population,
+    sampler: CyclicSampler,
+    *,
+    begun: bool,
+    identities: Sequence[bytes] | None = None,
+) -> None:
     """Store who is in which group, or refuse to go on where that has changed or is not known.
 
-    `begun`: whether the run may have charged a round already.
+    `begun`: whether the run may have charged a round already. `identities` as for `digest_groups`.
     """
     path = secrets / GROUPS
     if not begun:
         key = os.urandom(32)
-        content = {"key": key.hex(), "members": digest_groups(population, sampler, key=key)}
+        content = {"key": key.hex(), "members": digest_groups(population, sampler, key=key, identities=identities)}
         with write_secret(path) as file:
             file.write(json.dumps(add_digest(content)).encode())
         return
@@ -202,35 +212,47 @@ def check_groups_unchanged(secrets: Path, population: Population, sampler: Cycli
         )
     known = check_digest(read_json(path), where=path)
     try:
-        same = digest_groups(population, sampler, key=bytes.fromhex(known["key"])) == known["members"]
+        found = digest_groups(population, sampler, key=bytes.fromhex(known["key"]), identities=identities)
+        same = found == known["members"]
     except (KeyError, TypeError, ValueError):
         raise InputError(f"{path} is damaged: expected who is in which group, as a digest and its key") from None
     if not same:
+        changed, place = "some left or were renamed, or their recordings changed", "the store"
+        if identities is not None:
+            changed, place = "or have other keys or places in the roster", "the roster"
         raise InputError(
-            f"{path}: clients are no longer in the groups in which this release began (others came, some left or were "
-            "renamed, or their recordings changed), and its noise holds for these groups alone: restore the store, or "
-            "begin another run with --out"
+            f"{path}: clients are no longer in the groups in which this release began (others came, {changed}), and "
+            f"its noise holds for these groups alone: restore {place}, or begin another run with --out"
         )
 
 
-def digest_groups(population: Population, sampler: CyclicSampler, *, key: bytes) -> str:
+def digest_groups(
+    population: Population, sampler: CyclicSampler, *, key: bytes, identities: Sequence[bytes] | None = None
+) -> str:
     """Equal where the same people, with recordings of the same lengths, are in the same groups.
 
     In whatever order a store has them: people go by the keys of their names. Lengths show that two have changed names.
+    Where recordings are elsewhere, people go by their `identities` alone: digests of their own keys.
     """
     store, members = population.store, population.members
-    utterances = members if population.settings.deals_utterances else utterances_of(store, members)
     group_of = np.empty(len(population), dtype=np.uint64)
     for group, places in enumerate(sampler.groups(len(population))):
         group_of[places] = group
+    digest = hashlib.blake2b(key=key, digest_size=32, person=b"groups")
+    digest.update(np.array([sampler.cycle, len(population)], dtype="<u8").tobytes())
+    if identities is not None:
+        check_invariant(len({*identities}) == len(population), "groups of others than the population")
+        for group, identity in sorted(zip(group_of.tolist(), identities, strict=True)):
+            digest.update(int(group).to_bytes(8, "little") + hashlib.sha256(identity).digest())
+        return digest.hexdigest()
+    utterances = members if population.settings.deals_utterances else utterances_of(store, members)
     rows = utterances.members
+    check_invariant(len(rows) > 0, "groups of people of whom nothing is known")
     said = (  # of every utterance: the group of its client, whose it is, and how long it lasts
         np.repeat(group_of, utterances.sizes),
         store.user_keys[find_owners(store, rows)],
         utterance_samples(store, rows).astype(np.uint64),
     )
     table = np.stack(said)[:, np.lexsort(said[::-1])]
-    digest = hashlib.blake2b(key=key, digest_size=32, person=b"groups")
-    digest.update(np.array([sampler.cycle, len(population)], dtype="<u8").tobytes())
     digest.update(table.astype("<u8").tobytes())
     return digest.hexdigest()

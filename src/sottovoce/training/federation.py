@@ -201,7 +201,8 @@ class FederatedLoop(Loop):
         if self._turns is not None and self._turns.all_exhausted:
             raise StopLoop("dry", "every client's time line is used up: all of their speech was used, once")
         try:
-            is_ready = self._remote is None or self._remote.ready(self._interrupted)
+            row = None if self._correlated is None else self._state.ledger.next_row(step)
+            is_ready = self._remote is None or self._remote.ready(self._interrupted, row=row)
         except TooFewClients as too_few:
             if step == 0:
                 raise InputError(str(too_few)) from None

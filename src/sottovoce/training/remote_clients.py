@@ -19,10 +19,11 @@ class TooFewClients(Exception):
 class ConnectedClients(Clients, EvaluationClients, Protocol):
     """Clients that may not be there."""
 
-    def ready(self, interrupted: Callable[[], bool], /) -> bool:
+    def ready(self, interrupted: Callable[[], bool], /, *, row: int | None = None) -> bool:
         """Wait until they can be asked; False where `interrupted` is true meanwhile.
 
-        TooFewClients where they never will be enough again.
+        `row` of correlated noise is the turn of one group: then its members are waited for, else anybody. TooFewClients
+        where they never will be enough again.
         """
         ...
 
@@ -40,9 +41,11 @@ class RemoteClients:
 
     `planned` adds to a plan what their sums need. `spare_attempts` is how many attempts more than the recipe's
     steps (and as many more measurements of their word error rate) they have accepted; None where these are not counted.
+    `identities` are digests of the clients' keys, in the population's order; None where they are named by their speech.
     """
 
     population: Population
     planned: Callable[[Plan], Plan]
     clients: Callable[[RunFolder, Plan, Recogniser], ConnectedClients]
     spare_attempts: int | None = None
+    identities: tuple[bytes, ...] | None = None

@@ -1,14 +1,17 @@
 """An invitation as sentences that a person can accept or refuse."""
 
+from dataclasses import replace
+
 from sottovoce.models.base_files import BaseModelName
 from sottovoce.network.client_recipe import base_model_of
 from sottovoce.network.invitation import Invitation
 from sottovoce.network.secure_sum.words import epsilon_for_server
 from sottovoce.privacy.accounting import epsilon
-from sottovoce.privacy.events import poisson_release
+from sottovoce.privacy.events import CorrelatedRelease, Event, poisson_release, repeated
 from sottovoce.privacy.guarantee import format_epsilons
 from sottovoce.privacy.membership_odds import strength_of
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.plan_sampling import draw_rate
 from sottovoce.privacy.settings import Mode, PrivacySettings, Weighting
 
 
@@ -16,7 +19,6 @@ def describe_invitation(invitation: Invitation) -> list[str]:
     """What a person is asked, a sentence or two each. All of it follows from what the digest covers."""
     recipe, private, plan = invitation.recipe, invitation.private, invitation.outline
     settings, local = recipe.federated, recipe.federated.local
-    steps, size, people = settings.steps, private.cohort_size, private.population_size
     amount = (
         f"{local.local_steps} local steps" if local.local_steps else f"{local.local_epochs} passes over your speech"
     )
@@ -39,12 +41,26 @@ def describe_invitation(invitation: Invitation) -> list[str]:
         _noise(invitation),
         *_measured(invitation),
         _guarantee(invitation),
-        f"How often: {steps:,} rounds{_spare(invitation)}, in each of which you are asked with probability "
-        f"{plan.sampling_rate:.3g} ({size:,} of {people:,} people): about {steps * plan.sampling_rate:,.3g} times, "
-        f"{_at_most(invitation)}.{_in_time(private)}",
+        _how_often(invitation),
         *(f"Beware: {warning}." for warning in plan.warnings),
         "You can pause, limit or end this at any time; what was sent before cannot be taken back.",
     ]
+
+
+def _how_often(invitation: Invitation) -> str:
+    plan, correlated, steps = invitation.outline, invitation.correlated, invitation.recipe.federated.steps
+    rate, size, people = draw_rate(plan), plan.cohort_size, plan.settings.population_size
+    rounds, late = f"How often: {steps:,} rounds{_spare(invitation)}", _in_time(invitation.private)
+    if correlated is None or correlated.cycle == 1:
+        asked = f"in each of which you are asked with probability {rate:.3g} ({size:,} of {people:,} people)"
+        return f"{rounds}, {asked}: about {steps * rate:,.3g} times, {_at_most(invitation)}.{late}"
+    cycle = correlated.cycle
+    return (
+        f"{rounds}. The {people:,} people are in {cycle:,} groups that take turns, and yours is always the same. In "
+        f"its rounds you are asked with probability {rate:.3g}: about {steps / cycle * rate:,.3g} times, "
+        f"{_at_most(invitation)}. Between two of your rounds lie at least {cycle - 1:,} others. What is promised holds "
+        f"only then, so your machine refuses in the turn of another group, and too soon after your last.{late}"
+    )
 
 
 def _weighting(private: PrivacySettings) -> list[str]:
@@ -112,7 +128,12 @@ def _noise(invitation: Invitation) -> str:
             f"tells it ε = {_epsilon_of_one_sum(plan)}, if no more than {shares.colluding:,} others tell it their share"
         )
     std = plan.released_std_sum
-    return f"Noise: of standard deviation {std:.3g} ({std / private.clip_bound:.3g} times the clip bound); {who}."
+    later = (
+        "" if invitation.correlated is None else ". Later rounds take some of it back, so the server keeps it secret"
+    )
+    return (
+        f"Noise: of standard deviation {std:.3g} ({std / private.clip_bound:.3g} times the clip bound); {who}{later}."
+    )
 
 
 def _epsilon_of_one_sum(plan: Plan) -> str:
@@ -169,22 +190,22 @@ def _with_spare(invitation: Invitation) -> str:
 
 def _exceptions(invitation: Invitation) -> str:
     """Whom sampling does not hide anybody from, where ε counts on it."""
-    private = invitation.private
-    if invitation.secure is None or private.cohort_size == private.population_size:
+    plan, pairs = invitation.outline, invitation.wer_plan
+    told = [] if draw_rate(plan) == 1 else [f"each one tells them ε = {_epsilon_if_known(plan)}"]
+    if pairs is not None and draw_rate(pairs) < 1:
+        before = "" if told else "each one tells them nothing more, "
+        told.append(f"{before}each sum of words right and wrong {'' if told else 'ε = '}{_epsilon_if_known(pairs)}")
+    if invitation.secure is None or not told:
         return ""
-    once = _epsilon_if_known(private.z, private.delta)
-    asked = invitation.recipe.federated.client_wer
-    pairs = (
-        ""
-        if asked is None
-        else f", each sum of words right and wrong {_epsilon_if_known(asked.noise_multiplier, private.delta)}"
-    )
     return (
         " and not who took part. But people in the same sum see that you are in it, as the server does: of the rounds "
-        f"that you are both in, each one tells them ε = {once}{pairs}"
+        f"that you are both in, {', '.join(told)}"
     )
 
 
-def _epsilon_if_known(noise_multiplier: float, delta: float) -> str:
-    """ε of one sum to somebody who knows who is in it."""
-    return format_epsilons(epsilon(poisson_release(noise_multiplier, sampling_rate=1.0), delta))
+def _epsilon_if_known(plan: Plan) -> str:
+    """ε of one sum under `plan` to somebody who knows who is in it."""
+    once: Event = poisson_release(plan.settings.z, sampling_rate=1.0)
+    if isinstance(plan.event, CorrelatedRelease):  # with the rows in which its noise is taken back
+        once = repeated(replace(plan.event, sampling_rate=1.0), plan.event.cycle)
+    return format_epsilons(epsilon(once, plan.settings.delta))

@@ -20,6 +20,7 @@ from sottovoce.base.errors import InputError
 from sottovoce.network.limits import Limits
 from sottovoce.network.messages import AnswerCode, Order, OrderKind, Refused
 from sottovoce.network.node.home import LEDGER, LEFT, PAUSED, check_home, claim_home, participation_status
+from sottovoce.network.turns import Turns
 from sottovoce.privacy.chain import ChainWriter, read_chain
 
 
@@ -64,9 +65,11 @@ class _Run:
     """What was answered in a run: attempts only ever grow, and each asks for each kind once.
 
     Updates and word error rates are counted by run, so that accepting the same run again does not start a new count.
+    `row` is the last of correlated noise that an update was for.
     """
 
     attempt: int = 0
+    row: int | None = None
     kinds: set[str] = field(default_factory=set)
     updates: int = 0
     wers: int = 0
@@ -155,16 +158,22 @@ class NodeLedger:
         if order.attempt > limits.attempts or sent >= most:
             raise Refused(AnswerCode.ABOVE_ACCEPTED)
 
+    def check_turn(self, order: Order, row: int, turns: Turns) -> None:
+        """Refused unless `row` is the turn of this node, and far enough from the last that it has answered for."""
+        turns.check(row, step=order.step, last=self._runs[order.run.hex()].row)
+
     def has_sent_all(self, run: bytes, limits: Limits) -> bool:
         """Whether nothing more may be asked in `run` of what its user has accepted."""
         found = self._runs[run.hex()]
         used_up = found.updates >= limits.updates and found.wers >= limits.measurements
         return used_up or found.attempt >= limits.attempts
 
-    def add(self, order: Order, *, size: int, seconds: float, now: datetime, idle: bool = False) -> None:
+    def add(
+        self, order: Order, *, size: int, seconds: float, now: datetime, idle: bool = False, row: int | None = None
+    ) -> None:
         """Write down that an answer of `size` bytes to `order` leaves; Refused where one has left before.
 
-        `idle`: it was not trained for.
+        `idle`: it was not trained for. `row` is whose turn it was, where groups take turns.
         """
         run, kind = order.run.hex(), order.kind.name.lower()
         before = self._runs[run]
@@ -182,6 +191,7 @@ class NodeLedger:
                 "day": _day(now),
             }
             | ({"idle": True} if idle else {})
+            | ({} if row is None else {"row": row})
         )
 
     def end(self, order: Order, *, now: datetime) -> None:
@@ -211,6 +221,7 @@ class NodeLedger:
         if record["attempt"] > run.attempt:
             run.attempt, run.kinds = record["attempt"], set()
         run.kinds.add(kind)
+        run.row = record.get("row", run.row)
         self._days[record["day"]].add(record)
         run.updates += kind == _ROUND
         run.wers += kind == _WER

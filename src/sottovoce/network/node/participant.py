@@ -49,6 +49,7 @@ from sottovoce.network.node.ledger import NodeLedger, Quota
 from sottovoce.network.node.time_limit import TimeLimit
 from sottovoce.network.node.training import NodeSecureSum, NodeTraining, prepare_training, zero_update
 from sottovoce.network.secure_sum.words import update_bytes
+from sottovoce.network.turns import Turns, read_turn
 
 START = "start"
 LARGEST_ORDER = 1 << 32  # bytes: the largest model
@@ -193,7 +194,7 @@ class Participant:
             raise Refused(AnswerCode.NOT_ACCEPTED)
         if self._service is None or self._service.invitation.digest != invitation.digest:
             limit = TimeLimit(invitation.recipe.federated.training_seconds)
-            self._service = _Service(invitation, server, order.run, limit)
+            self._service = _Service(invitation, server, order.run, limit, invitation.turns(self._node))
         limits = invitation.limits
         if limits is not None and self._ledger.has_sent_all(order.run, limits):
             self._say("all that was accepted for this run has been sent: nothing more is answered in it")
@@ -254,9 +255,10 @@ class Participant:
         else:
             raise Refused(AnswerCode.NOT_ACCEPTED)
         self._ledger.check_attempt(order, is_accepted=is_accepted, limits=invitation.limits)
+        row, model = self._check_turn(order, service.turns)
         service.secure_sum = None  # a new attempt: whatever became of the last one
         self._check_bytes(service)
-        server_P = read_round_model(order.payload, training.plan.layout, model_bits=settings.model_bits)
+        server_P = read_round_model(model, training.plan.layout, model_bits=settings.model_bits)
         idle = not self._ledger.may_train(self._quota, now=self._now())
         if idle:
             self._say("today's limit is reached: what is sent is zeros")
@@ -269,13 +271,28 @@ class Participant:
             idle = True
         seconds = time.perf_counter() - begun
         if invitation.secure is None:
-            self._remember(order, update_bytes(plan), seconds, idle=idle)
+            self._remember(order, update_bytes(plan), seconds, idle=idle, row=row)
             return order.answered(words.tobytes())
-        self._remember(order, 0, seconds, idle=idle)
+        self._remember(order, 0, seconds, idle=idle, row=row)
         service.secure_sum = NodeSecureSum(
-            order, invitation, words, plan=plan, key=self._key, remember=self._remember, say=self._say
+            order, invitation, words, plan=plan, key=self._key, remember=self._remember, say=self._say, row=row
         )
         return order.answered()
+
+    def _check_turn(self, order: Order, turns: Turns | None) -> tuple[int | None, bytes]:
+        """The row of an order to train, which must be a turn of this node, and the round's model."""
+        if turns is None or order.kind is not OrderKind.TRAIN:
+            return None, order.payload
+        row, model = read_turn(order.payload)
+        try:
+            self._ledger.check_turn(order, row, turns)
+        except Refused as refused:
+            why = refused.code.name.lower().replace("_", " ")
+            self._tell_once(
+                f"round {order.step + 1:,}: an order to train was refused ({why}: row {row:,} of the noise)"
+            )
+            raise
+        return row, model
 
     def _end(self, order: Order, service: "_Service") -> OrderAnswer:
         """Take note that the run is over: the one whose terms came last, and no other."""
@@ -289,8 +306,10 @@ class Participant:
         if service.training is not None:
             self._ledger.check_bytes(self._quota, size=update_bytes(service.training.plan), now=self._now())
 
-    def _remember(self, order: Order, size: int, seconds: float = 0.0, *, idle: bool = False) -> None:
-        self._ledger.add(order, size=size, seconds=seconds, now=self._now(), idle=idle)
+    def _remember(
+        self, order: Order, size: int, seconds: float = 0.0, *, idle: bool = False, row: int | None = None
+    ) -> None:
+        self._ledger.add(order, size=size, seconds=seconds, now=self._now(), idle=idle, row=row)
 
     @contextmanager
     def _refusing(self, code: AnswerCode) -> Iterator[None]:
@@ -298,20 +317,28 @@ class Participant:
         try:
             yield
         except InputError as error:
-            if str(error) != self._told:  # once: a server asks again every few seconds
-                self._told = str(error)
-                self._say(self._told)
+            self._tell_once(str(error))
             raise Refused(code) from None
+
+    def _tell_once(self, line: str) -> None:
+        """A server may ask the same again every few seconds."""
+        if line != self._told:
+            self._told = line
+            self._say(line)
 
 
 @dataclass
 class _Service:
-    """What a node takes part in, and whose orders count; its training once it has the start model, its present sum."""
+    """What a node takes part in, and whose orders count; its training once it has the start model, its present sum.
+
+    `turns` are those of its group, where groups take turns.
+    """
 
     invitation: Invitation
     server: PublicKey
     run: bytes
     limit: TimeLimit
+    turns: Turns | None = None
     training: NodeTraining | None = None
     secure_sum: NodeSecureSum | None = None
 

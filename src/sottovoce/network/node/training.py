@@ -104,7 +104,7 @@ class NodeSecureSum:
 
     It holds `words` in memory until they have left, masked. `remember` writes an order down as answered, before its
     answer leaves; Refused where it was answered before. `say` is for the node's user, who alone is told why an unsafe
-    order was refused.
+    order was refused. Where groups take turns, only members of the group whose turn `row` is are in it.
     """
 
     def __init__(
@@ -117,11 +117,19 @@ class NodeSecureSum:
         key: PrivateKey,
         remember: Callable[[Order, int], None],
         say: Callable[[str], None],
+        row: int | None = None,
     ) -> None:
         self._order, self._words, self._remember, self._say = order, words, remember, say
         self.is_over = self._has_warned = False
         terms = terms_for_plan(invitation.sum_terms, plan)
-        attempt = SumAttempt(terms=terms, run=order.run, step=order.step, attempt=order.attempt)
+        attempt = SumAttempt(
+            terms=terms,
+            run=order.run,
+            step=order.step,
+            attempt=order.attempt,
+            row=row,
+            members=invitation.members(row),
+        )
         if plan.noise_shares is not None:
             add_noise_share(words, plan=plan, terms=terms)
         place = terms.roster.index(key.public_key())

@@ -110,17 +110,28 @@ def share_threshold(group_size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class SumAttempt:
-    """One attempt at one step of one run. `context` is in everything that is signed, sealed or derived."""
+    """One attempt at one step of one run. `context` is in everything that is signed, sealed or derived.
+
+    Where groups take turns it is that of the places `members`, at `row`: nobody else is in it.
+    """
 
     terms: SumTerms
     run: bytes
     step: int
     attempt: int
+    row: int | None = None
+    members: frozenset[int] | None = None
 
     @cached_property
     def context(self) -> bytes:
         numbers = struct.pack("<III", len(self.run), self.step, self.attempt)
-        return hashlib.sha256(self.terms.digest + numbers + self.run).digest()
+        turn = b"" if self.row is None else struct.pack("<Q", self.row)
+        return hashlib.sha256(self.terms.digest + numbers + self.run + turn).digest()
+
+    @property
+    def places(self) -> Collection[int]:
+        """Who may be in it."""
+        return range(len(self.terms.roster)) if self.members is None else self.members
 
     def advert(self, place: int, mask_key: bytes, channel_key: bytes) -> bytes:
         return b"keys" + self.context + struct.pack("<I", place) + mask_key + channel_key
@@ -145,7 +156,7 @@ class Cohort:
         if len(listing) % _ADVERT.size or len(listing) > _ADVERT.size * len(attempt.terms.roster):
             raise Unsafe(Reason.UNREADABLE)
         rows = [(row[0], b"".join(row[1:])) for row in _ADVERT.iter_unpack(listing)]
-        check_places([place for place, _ in rows], among=range(len(attempt.terms.roster)))
+        check_places([place for place, _ in rows], among=attempt.places)
         if len({row[:32] for _, row in rows} | {row[32:64] for _, row in rows}) != 2 * len(rows):
             raise Unsafe(Reason.FORGED)  # whoever takes another's key for their own
         return cls(attempt, dict(rows))

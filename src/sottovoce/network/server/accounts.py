@@ -2,8 +2,8 @@
 
 The ledger counts everybody as if they had been in every round for which they might be drawn. A silo that was away has
 spent less, and one whose updates had to be clipped again should be asked why. Accounts say who was in a round, so they
-are kept only where that hides nobody: in rehearsals, and where everybody is in every round. Only the owner of the run
-can read them: they lie in the run's `secrets/`.
+are kept only where that hides nobody: in rehearsals, and where everybody is in every round (of their group). Only the
+owner of the run can read them: they lie in the run's `secrets/`.
 """
 
 import json
@@ -19,6 +19,7 @@ from sottovoce.base.files import add_digest, check_digest, read_json
 from sottovoce.privacy.accounting import Epsilon, epsilon
 from sottovoce.privacy.events import GaussianRelease, repeated, run_event
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.plan_sampling import draw_rate
 from sottovoce.privacy.secret_files import SECRETS, move_to_secrets, write_secret
 from sottovoce.privacy.settings import Mode
 
@@ -50,7 +51,7 @@ class Account:
 
 def may_record_participants(plan: Plan) -> bool:
     """Whether who was in a round may be written down: not where a release hides people by sampling."""
-    return plan.settings.mode is Mode.SEEDED or plan.sampling_rate == 1
+    return plan.settings.mode is Mode.SEEDED or draw_rate(plan) == 1
 
 
 @final

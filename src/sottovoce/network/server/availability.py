@@ -5,7 +5,8 @@
 
 K, the number of people that the plan counts, stays as it is whoever goes. Everybody is sampled independently with
 q = S/K (or among K places), and somebody who is out counts as zero where they are sampled. So a departure changes no
-guarantee; it makes cohorts smaller beside the same noise. Where too few are left to open any sum, the run ends.
+guarantee; it makes cohorts smaller beside the same noise. Where too few are left to open any sum, the run ends. Where
+groups take turns, all of this is about the group whose turn it is: nobody can take the place of somebody in another.
 
 All messages here are for whoever runs the server; nothing of them goes into what may be published.
 """
@@ -62,9 +63,20 @@ class Departures:
             file.write(json.dumps(add_digest({"left": sorted(self.nodes)})).encode())
 
 
+@dataclass(frozen=True, kw_only=True)
+class GroupsInTurn:
+    """The places of each group, in the order of their turns, and how many of the group a round waits for."""
+
+    places: tuple[frozenset[int], ...]
+    needed: NodesNeeded
+
+
 @final
 class Availability:
-    """By place in the roster. `now` is for the times that an operator reads."""
+    """By place in the roster. `now` is for the times that an operator reads.
+
+    `drawn` are those whom the next cohort is drawn from: everybody, or one of the `groups`.
+    """
 
     def __init__(
         self,
@@ -74,17 +86,29 @@ class Availability:
         departures: Departures,
         now: Callable[[], datetime],
         say: Callable[[str], None],
+        groups: GroupsInTurn | None = None,
     ) -> None:
-        self._users, self._needed, self._departures, self._now, self._say = roster.users, needed, departures, now, say
+        self._users, self._departures, self._now, self._say = roster.users, departures, now, say
+        self._needed_of_all, self._groups = needed, groups
         self._seen: dict[int, datetime] = {}
         self.out: dict[int, str] = {}
         for place, user in enumerate(roster.users):
             if user.revoked or user.node.hex() in departures.nodes:
                 self.out[place] = REVOKED if user.revoked else LEFT
+        self.draw_from(None)
+
+    def draw_from(self, row: int | None) -> None:
+        """The next cohort is of the group whose turn `row` is; without one, of everybody."""
+        self.drawn, self._needed, self._nodes = frozenset(range(len(self._users))), self._needed_of_all, "nodes"
+        if row is not None and self._groups is not None:
+            turn = row % len(self._groups.places)
+            self.drawn, self._needed = self._groups.places[turn], self._groups.needed
+            self._nodes = f"nodes of group {turn + 1:,} of {len(self._groups.places):,}"
 
     @property
     def still_in(self) -> int:
-        return len(self._users) - len(self.out)
+        """Of those whom the next cohort is drawn from."""
+        return len(self.drawn - self.out.keys())
 
     @property
     def needed(self) -> int:
@@ -102,29 +126,37 @@ class Availability:
         self.out |= dict.fromkeys(new, reason)
         if reason == LEFT:
             self._departures.add(self._users[place].node.hex() for place in new)
-        self._say(
-            f"{self._names(new)}: {reason}; {self.still_in:,} of {len(self._users):,} nodes can still take part, and "
-            f"a round needs {self.needed:,}"
-        )
+        standing = f"{self._standing} can still take part, and a round needs {self.needed:,}"
+        if self._groups is not None:
+            standing = f"{len(self._users) - len(self.out):,} of {len(self._users):,} nodes can still take part"
+        self._say(f"{self._names(new)}: {reason}; {standing}")
+
+    @property
+    def _standing(self) -> str:
+        return f"{self.still_in:,} of {len(self.drawn):,} {self._nodes}"
 
     def check_enough(self) -> None:
         """TooFewClients where no round can be made any more, whoever comes back."""
         if self.still_in < self._needed.fewest:
+            out = {place: reason for place, reason in self.out.items() if place in self.drawn}
             raise TooFewClients(
-                f"only {self.still_in:,} of {len(self._users):,} nodes can still take part, and a round needs "
-                f"{self._needed.fewest:,} ({self._names(self.out, self.out)}): no further round is made or charged; "
+                f"only {self._standing} can still take part, and a round needs "
+                f"{self._needed.fewest:,} ({self._names(out, out)}): no further round is made or charged; "
                 "a new run, with more people or a smaller --least, asks everybody anew"
             )
 
     def describe_waiting(self, here: Collection[int], refused: Mapping[int, AnswerCode]) -> str:
         """How many nodes are waited for, and which are missing, and why."""
-        absent = [place for place in range(len(self._users)) if place not in self.out and place not in here]
+        here = self.drawn & frozenset(here)
+        absent = [place for place in sorted(self.drawn) if place not in self.out and place not in here]
         not_ready = {p: _REFUSALS.get(refused[p], refused[p].name.lower()) for p in absent if p in refused}
         away = {place: self._last_seen(place) for place in absent if place not in refused}
-        listed = {"away": away, "not ready": not_ready, "out": self.out}
+        out = {place: reason for place, reason in self.out.items() if place in self.drawn}
+        listed = {"away": away, "not ready": not_ready, "out": out}
+        waiting = f"waiting until at least {self.needed:,} of {self.still_in:,} {self._nodes} are here"
         return "; ".join(
             [
-                f"waiting until at least {self.needed:,} of {self.still_in:,} nodes are here: {len(here):,} are",
+                f"{waiting}: {len(here):,} are",
                 *(f"{what}: {self._names(whom, whom)}" for what, whom in listed.items() if whom),
             ]
         )

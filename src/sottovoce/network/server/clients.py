@@ -34,6 +34,7 @@ from sottovoce.network.server.accounts import Accounts, may_record_participants
 from sottovoce.network.server.availability import LEFT, SENT_ALL, Availability
 from sottovoce.network.server.orders import AWAY, Answers, OrderChannel
 from sottovoce.network.server.schedule import Schedule
+from sottovoce.network.turns import write_turn
 from sottovoce.privacy.clipping import Normalise
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
@@ -106,12 +107,14 @@ class ClientsOverNetwork:
 
     # Before a round.
 
-    def ready(self, interrupted: Callable[[], bool]) -> bool:
+    def ready(self, interrupted: Callable[[], bool], *, row: int | None = None) -> bool:
         """Wait until enough prepared nodes are here; False where the run was interrupted meanwhile.
 
-        TooFewClients where so many are out for good that there never will be.
+        Of the group whose turn `row` is, where groups take turns. TooFewClients where so many are out for good that
+        there never will be.
         """
         waiting, availability = threading.Event(), self._availability
+        availability.draw_from(row)
         reported: tuple[frozenset[int], int] | None = None
         reported_at = time.monotonic()
         while (left := self._schedule.left()) > 0:
@@ -125,7 +128,7 @@ class ClientsOverNetwork:
                 here = self._here(even_late=True)
             availability.mark_seen(here)
             availability.check_enough()
-            if len(here) >= availability.needed:
+            if len(here & availability.drawn) >= availability.needed:
                 self._schedule.begin()
                 return True
             if interrupted():
@@ -190,19 +193,32 @@ class ClientsOverNetwork:
     # A round.
 
     def sum(
-        self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int, positions: Indices | None = None
+        self,
+        server_P: Tensor,
+        cohort: Indices,
+        *,
+        plan: Plan,
+        step: int,
+        positions: Indices | None = None,
+        row: int | None = None,
     ) -> CohortSum:
         assert positions is None, "time lines are refused over a network"
         model = write_round_model(server_P, plan.layout, model_bits=self._model_bits)
-        summed = self._gather(OrderKind.TRAIN, model, cohort, plan=plan, step=step)
+        payload = model if row is None else write_turn(row, model)
+        summed = self._gather(OrderKind.TRAIN, payload, cohort, plan=plan, step=step, row=row)
         return replace(summed, total=summed.total.to(server_P.device))
 
     def wer(self, server_P: Tensor, cohort: Indices, *, layout: Layout, plan: Plan, step: int) -> CohortSum:
         model = write_round_model(server_P, layout, model_bits=self._model_bits)
         return self._gather(OrderKind.WER, model, cohort, plan=plan, step=step)
 
-    def _gather(self, kind: OrderKind, model: bytes, cohort: Indices, *, plan: Plan, step: int) -> CohortSum:
-        """Order `kind` with `model` of everybody in `cohort`; the sum, under `plan`, of what they answer."""
+    def _gather(
+        self, kind: OrderKind, model: bytes, cohort: Indices, *, plan: Plan, step: int, row: int | None = None
+    ) -> CohortSum:
+        """Order `kind` with `model` of everybody in `cohort`; the sum, under `plan`, of what they answer.
+
+        Where groups take turns it is that of the group of `row`, which is in `model`.
+        """
         attempt, sampled = self._attempts.begin(), cohort.tolist()
         asked = [place for place in sampled if place in self._prepared or place in self._late]
         limit = 0 if self._secure is not None else update_bytes(plan)
@@ -229,7 +245,7 @@ class ClientsOverNetwork:
                 _record_participants(self._accounts, sampled, answered, odd)
         else:
             secure = SumAttempt(
-                terms=terms_for_plan(self._secure, plan), run=self._channel.run, step=step, attempt=attempt
+                terms=terms_for_plan(self._secure, plan), run=self._channel.run, step=step, attempt=attempt, row=row
             )
             opened = self._sum_securely(secure, sorted(answered.payloads), reasons)
             total = plan.new_total() if opened is None else decode_sum(opened.total, plan)

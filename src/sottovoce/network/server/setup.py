@@ -16,12 +16,13 @@ from sottovoce.network.model_transfer import write_start_model
 from sottovoce.network.roster import Roster
 from sottovoce.network.secure_sum.terms import FEWEST
 from sottovoce.network.server.accounts import Accounts, may_record_participants
-from sottovoce.network.server.availability import Availability, Departures, NodesNeeded
+from sottovoce.network.server.availability import Availability, Departures, GroupsInTurn, NodesNeeded
 from sottovoce.network.server.clients import AttemptCounter, ClientsOverNetwork, Offer, Timeouts
 from sottovoce.network.server.orders import OrderChannel
 from sottovoce.network.transport.link import Link
 from sottovoce.privacy.noise_shares import NoiseShares, largest_cohort
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.plan_sampling import drawn_from, groups_of
 from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.privacy.settings import Mode
 from sottovoce.training.remote_clients import DEPARTURES
@@ -62,9 +63,10 @@ def with_client_noise(plan: Plan, *, least: int, colluding: int) -> Plan:
 def default_least(plan: Plan) -> int:
     """The fewest people of a sum unless given: half of those expected in it, which in a release may be too many.
 
-    There no cohort may be smaller, whoever is sampled; it is as many as that holds for with a quarter of all away.
+    There no cohort may be smaller, whoever is sampled; it is as many as that holds for with a quarter of all away, or
+    of each group where groups take turns.
     """
-    half, people = max(FEWEST, plan.settings.answers // 2), plan.settings.population_size
+    half, people = max(FEWEST, plan.settings.answers // 2), drawn_from(plan)
     if plan.settings.mode is Mode.SEEDED:
         return half
     return max(FEWEST, bisect_right(range(half + 1), people * 3 // 4, lo=FEWEST, key=plan.fewest_available) - 1)
@@ -73,7 +75,8 @@ def default_least(plan: Plan) -> int:
 def nodes_needed(plan: Plan, wanted: int, *, least: int | None, is_secure: bool) -> NodesNeeded:
     """How many nodes a round waits for: `wanted` of those who are still in, and no fewer than `least`.
 
-    In a release with secure sums no fewer than it takes for every cohort of them to be opened.
+    In a release with secure sums no fewer than it takes for every cohort of them to be opened. Where groups take turns
+    they are members of the group whose turn it is.
     """
     if is_secure and least is not None and plan.settings.mode is Mode.SECURE:
         return NodesNeeded(wanted=wanted, fewest=plan.fewest_available(least))
@@ -86,7 +89,7 @@ class ServeOptions:
 
     Secure sums are of `least` people or more (None: `default_least`), and a run ends where fewer are still in. Rounds
     wait for `wait_for` nodes, or all that are still in if they are fewer; those of a release for as many as it takes
-    for every cohort of them to be summed.
+    for every cohort of them to be summed. Where groups take turns that is of the group whose turn it is.
     """
 
     keys: Path
@@ -101,6 +104,28 @@ class ServeOptions:
 
     def least_in_sum(self, plan: Plan) -> int:
         return self.least or default_least(plan)
+
+
+def _whom_to_wait_for(
+    options: ServeOptions, roster: Roster, invitation: Invitation, *, plan: Plan, least: int | None
+) -> tuple[NodesNeeded, GroupsInTurn | None]:
+    """How many nodes are waited for where anybody may be drawn, and of a group where groups take turns at rounds."""
+    of_round = nodes_needed(plan, options.wait_for, least=least, is_secure=options.is_secure)
+    places = groups_of(plan)
+    for drawn in places or (frozenset(range(len(roster))),):
+        whose = "one of the groups" if places else "the roster"
+        largest = max(len(drawn), plan.cohort_size) if places else len(drawn)  # groups may differ by one
+        if options.wait_for > largest:
+            raise InputError(f"rounds would wait for {options.wait_for:,} nodes, and {whose} has {len(drawn):,}")
+        if options.is_secure and least is not None and least > len(drawn):
+            raise InputError(f"sums of {least:,} people or more are opened, and {whose} has {len(drawn):,}")
+        able = sum(not roster.users[place].revoked for place in drawn)
+        if of_round.fewest > able:
+            raise InputError(f"rounds would wait for {of_round.fewest:,} nodes, and {able:,} of {whose} may take part")
+    if not places:
+        return of_round, None
+    of_wer = nodes_needed(invitation.wer_plan or plan, options.wait_for, least=least, is_secure=options.is_secure)
+    return of_wer, GroupsInTurn(places=places, needed=of_round)
 
 
 def connect_clients(
@@ -121,12 +146,8 @@ def connect_clients(
         noise_shares=plan.noise_shares,
         spare_attempts=options.spare_attempts,
     )
-    able = sum(not user.revoked for user in roster.users)
-    needed = nodes_needed(plan, options.wait_for, least=least, is_secure=options.is_secure)
-    if options.wait_for > len(roster):
-        raise InputError(f"rounds would wait for {options.wait_for:,} nodes, and the roster has {len(roster):,}")
-    if needed.fewest > able:
-        raise InputError(f"rounds would wait for {needed.fewest:,} nodes, and {able:,} of the roster's may take part")
+    check_invariant(invitation.correlated == plan.settings.mechanism, "people are asked for other noise than is added")
+    needed, groups = _whom_to_wait_for(options, roster, invitation, plan=plan, least=least)
     load_certificate(options.keys / ORDERS)
     terms = pack_invitation(invitation, (options.keys / ORDERS).read_bytes())
     signer = load_private_key(options.keys / ORDERS_KEY)
@@ -148,7 +169,9 @@ def connect_clients(
         channel,
         Offer(terms=terms, start_digest=invitation.start, start=start_bytes),
         attempts=attempts,
-        availability=Availability(roster, needed=needed, departures=departures, now=datetime.now, say=options.say),
+        availability=Availability(
+            roster, needed=needed, departures=departures, now=datetime.now, say=options.say, groups=groups
+        ),
         secure=invitation.sum_terms if options.is_secure else None,
         accounts=accounts,
         timeouts=options.timeouts,
