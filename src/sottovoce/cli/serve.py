@@ -10,7 +10,7 @@ import typer
 from sottovoce.base.errors import InputError
 from sottovoce.cli.console import exit_interrupted, print_json, print_line
 from sottovoce.cli.finished import print_finished
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import Json, Track, TrackDiagnostics
 from sottovoce.cli.run import label_run, open_context
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def serve(
         bool, typer.Option("--resume", help="Go on from the last checkpoint in the run's folder.")
     ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N, to evaluate on.")] = None,
+    track: Track = None,
+    track_diagnostics: TrackDiagnostics = False,
     json: Json = False,
 ) -> None:
     """Run a federated recipe with the speech on other people's machines (`sottovoce join`).
@@ -107,6 +109,7 @@ def serve(
     from sottovoce.training.parent_model import default_run_folder
     from sottovoce.training.remote_clients import RemoteClients
     from sottovoce.training.run import run_recipe
+    from sottovoce.training.tracking import choose_trackers
 
     try:
         from sottovoce.network.transport.flower import FlowerLink
@@ -117,6 +120,7 @@ def serve(
         raise InputError(f"--model-bits {model_bits}: expected 16, or nothing for the 32 that models have")
     sent = [] if model_bits is None else [f"federation.model_bits={model_bits}"]
     experiment = load_experiment(recipe, [*(overrides or []), *sent])
+    tracking = choose_trackers(track, diagnostics=track_diagnostics, root=runs)
     if isinstance(experiment, Suite) or experiment.federation is None:
         raise InputError(f"{recipe}: expected one federated run, such as demo-clipping/global")
     if sums not in ("secure", "open"):
@@ -172,7 +176,8 @@ def serve(
             return connect_clients(options, experiment, people, run=run, plan=plan, start=start)
 
         elsewhere = RemoteClients(roster_population(people, experiment), planned, clients, spare)
-        around = replace(around, sign=keys / ORDERS_KEY)  # what nodes are asked with, they can check the ledger by
+        # What nodes are asked with, they can check the ledger by.
+        around = replace(around, sign=keys / ORDERS_KEY, tracking=tracking)
         outcome = run_recipe(experiment, out=folder, resume=resume, context=around, remote=elsewhere)
     if outcome.stopped_at is None:
         print_finished({label_run(recipe, out): outcome}, folder, title=experiment.about, quietly=json)

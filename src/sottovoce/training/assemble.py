@@ -104,6 +104,7 @@ def assemble(
     if clients is not None and settings.estimate_bound is not None:
         raise InputError("federation.estimate_bound: no gradients of clients on other machines are here; expected null")
     with require_equal_across_ranks(processes) as facts:
+        context.tracking.check(is_release=settings.privacy.mode is Mode.SECURE)
         data = RunData.of(recipe, context.stores)
         facts |= data.facts()
         parent = find_parent_model(recipe, runs=context.runs)
