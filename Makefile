@@ -1,7 +1,8 @@
 # Everything starts from nothing: each target makes .venv from the pinned constraints.txt if it is not there yet.
 # With TORCH=2.11.0 it is .venv-2.11.0, where only torch's version is another. With OLDEST=1 it is .venv-oldest, where
 # everything that the package needs is as old as pyproject.toml allows, without the extras that need newer versions. With
-# NEWEST=1 it is .venv-newest, where everything is as new as it allows, without `network`, which needs older versions.
+# NEWEST=1 it is .venv-newest, where everything is as new as it allows, without `network` and trackers, which need older
+# versions.
 PYTHON  ?= python3
 TORCH   ?=
 OLDEST  ?=
@@ -9,7 +10,7 @@ NEWEST  ?=
 WORKERS ?= auto
 VENV   := .venv$(TORCH:%=-%)$(OLDEST:%=-oldest)$(NEWEST:%=-newest)
 PINS   := $(if $(NEWEST),,constraints$(OLDEST:%=-oldest).txt)
-EXTRAS := demo,network,hf,export,dev,site
+EXTRAS := demo,network,hf,export,mlflow,wandb,dev,site
 OLD    := analysis,demo,whisper,dev
 NEW    := analysis,demo,hf,export,whisper,dev,site
 BIN    := $(VENV)/bin

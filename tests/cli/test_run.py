@@ -192,7 +192,32 @@ def test_some_runs_of_a_suite_can_be_chosen(here: Path, sottovoce: Callable[...,
     assert "only=loud: no run of the suite is called so; it has noisy, quiet" in wrong.err
     single = sottovoce("run", "tones.yaml", "--at-once", "2")
     assert single.code == 2
-    assert "--only and --at-once are for suites" in single.err
+    assert "--only, --at-once and --list are for suites" in single.err
+
+
+def test_the_labels_of_a_suite_are_listed_for_a_scheduler(here: Path, sottovoce: Callable[..., object]) -> None:
+    assert sottovoce("run", "suite.yaml", "--list").out == "noisy\nquiet\n"
+    chosen = sottovoce("run", "suite.yaml", "--only", "q*", "--list", "--json")
+    assert json.loads(chosen.out) == ["quiet"]
+    assert not (here / "runs").exists()
+
+
+def test_what_a_suite_needs_is_made_alone_so_that_its_runs_may_begin_anywhere(
+    here: Path, sottovoce: Callable[..., object]
+) -> None:
+    (here / "seed.yaml").write_text(CENTRAL)
+    seeded = [f"federation.seed_model={here / 'seed.yaml'}", "data.part=federation", "data.seed_part.fraction=0.3"]
+    made = sottovoce("run", "suite.yaml", *seeded, "--parents-only")
+    assert made.code == 0, made.err
+    (seed,) = (here / "runs").iterdir()
+    assert made.out == f"what the runs need is there; trained for it: seed model {seed.name}\n"
+    assert (seed / "results.json").exists()
+    again = sottovoce("run", "suite.yaml", *seeded, "--parents-only")
+    assert again.out == "what the runs need is there; trained for it: nothing\n"
+    task = sottovoce("run", "suite.yaml", *seeded, "--only", "noisy", "--json")
+    assert task.code == 0, task.err
+    assert "— seed model" not in task.err
+    assert list(json.loads(task.out)) == ["noisy"]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -105,7 +105,6 @@ def go(model: Recogniser, tmp_path: Path) -> Go:
                     tokens=model.tokens.digest,
                     measure=measure,
                     steps=len(scores),
-                    events=False,
                     **pace,
                 ),
                 on_report=lambda _: None if reports is None else reports.append(_),

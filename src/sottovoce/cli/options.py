@@ -34,6 +34,18 @@ SignKey = Annotated[
         "--sign", metavar="KEY", help="Sign ledgers with this private key (`sottovoce keys`), at every commit."
     ),
 ]
+Track = Annotated[
+    str | None,
+    typer.Option(
+        "--track",
+        metavar="TRACKER,…",
+        help="Send metrics to tensorboard, mlflow or wandb; by default tensorboard/ in the run's folder, if it is no "
+        "release. A release goes to mlflow alone, when it has ended.",
+    ),
+]
+TrackDiagnostics = Annotated[
+    bool, typer.Option("--track-diagnostics", help="Send diagnostics.jsonl, too: of simulations only.")
+]
 Normaliser = Annotated[
     NormaliserName,
     typer.Option(

@@ -20,7 +20,18 @@ from sottovoce.cli.console import (
     stdout,
 )
 from sottovoce.cli.finished import print_finished
-from sottovoce.cli.options import Device, Json, OutsideFamily, Overrides, Recipe, Runs, SignKey, Stores
+from sottovoce.cli.options import (
+    Device,
+    Json,
+    OutsideFamily,
+    Overrides,
+    Recipe,
+    Runs,
+    SignKey,
+    Stores,
+    Track,
+    TrackDiagnostics,
+)
 from sottovoce.cli.stage_times import StageTimes
 
 if TYPE_CHECKING:
@@ -50,6 +61,10 @@ def run(
     at_once: Annotated[
         int, typer.Option(metavar="N", help="Of a suite N runs at once, each in its own process; 8 suit a large GPU.")
     ] = 1,
+    labels: Annotated[bool, typer.Option("--list", help="Of a suite print the runs' labels, and do no more.")] = False,
+    parents_only: Annotated[
+        bool, typer.Option("--parents-only", help="Make the stores and parent models that are needed, and do no more.")
+    ] = False,
     estimate: Annotated[
         bool, typer.Option("--estimate", help="Say what it takes (time here, audio, disk, ε), and do no more.")
     ] = False,
@@ -58,6 +73,8 @@ def run(
         typer.Option("--yes", help="Begin at once: neither estimate nor ask before runs that take a CPU days."),
     ] = False,
     sign: SignKey = None,
+    track: Track = None,
+    track_diagnostics: TrackDiagnostics = False,
     json: Json = False,
 ) -> None:
     """Run a recipe: prepare what is missing, train its parent model, train, test on unseen speakers, report.
@@ -76,17 +93,22 @@ def run(
     from sottovoce.training.parent_model import default_run_folder
     from sottovoce.training.run import run_recipe, run_smoke
     from sottovoce.training.suites import plan_suite, run_suite, select_runs
+    from sottovoce.training.tracking import choose_trackers
 
     if family is not None:
         find_family(family)
     experiment = load_experiment(recipe, overrides or [])
+    tracking = choose_trackers(track, diagnostics=track_diagnostics, root=runs)
     if isinstance(experiment, Suite):
         experiment = select_runs(experiment, only)
-    elif only is not None or at_once != 1:
-        raise InputError(f"{recipe} is one run: --only and --at-once are for suites")
+    elif only is not None or at_once != 1 or labels:
+        raise InputError(f"{recipe} is one run: --only, --at-once and --list are for suites")
+    if labels and isinstance(experiment, Suite):
+        _print_labels([*experiment.runs], json)
+        return
     if smoke:
         with open_context(recipe, runs=runs, stores=stores, device=device) as around:
-            run_smoke(recipe, experiment, out=out, context=around)
+            run_smoke(recipe, experiment, out=out, context=replace(around, tracking=tracking))
         shown = "" if out is None else f"; sottovoce report {out} shows what it writes down"
         print_line(f"{recipe}: one step of it runs{shown}", to=stdout)
         return
@@ -99,7 +121,7 @@ def run(
             wanted = plan_suite(recipe, experiment, out=folder, runs=runs)
         else:
             wanted = {label: (experiment, folder)}
-        costs = check_and_estimate(wanted, around)
+        costs = check_and_estimate(wanted, replace(around, tracking=tracking))
     if estimate:
         _print_costs(costs, json)
         return
@@ -108,7 +130,10 @@ def run(
             print_line(line)
         _confirm(costs, yes=yes)
     with open_context(recipe, runs=runs, stores=stores, device=device, times=times) as around:
-        around = replace(around, sign=sign)
+        around = replace(around, sign=sign, tracking=tracking)
+        if parents_only:
+            _make_parents(wanted, around, at_once=at_once)
+            return
         if isinstance(experiment, Suite):
             outcomes = run_suite(wanted, context=around, at_once=at_once)
         else:
@@ -132,6 +157,23 @@ def run(
         print_json(found if isinstance(experiment, Suite) else found[label])
     if stopped is not None:
         exit_interrupted(stopped)
+
+
+def _print_labels(labels: list[str], json: bool) -> None:
+    if json:
+        print_json(labels)
+        return
+    for label in labels:
+        print_line(label, to=stdout)
+
+
+def _make_parents(wanted: "Mapping[str, tuple[LoadedRecipe, Path]]", around: "RunContext", *, at_once: int) -> None:
+    from sottovoce.training.suites import make_parents
+
+    made = make_parents(wanted, context=around, at_once=at_once)
+    if made is None:
+        exit_interrupted("stopped and saved: the same command goes on")
+    print_line(f"what the runs need is there; trained for it: {', '.join(made) or 'nothing'}", to=stdout)
 
 
 def label_run(recipe: str, out: Path | None) -> str:

@@ -11,7 +11,7 @@ import typer
 from sottovoce.base.errors import InputError
 from sottovoce.cli.console import exit_interrupted, print_json, print_line
 from sottovoce.cli.finished import print_finished
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import Json, Track, TrackDiagnostics
 from sottovoce.cli.run import label_run, open_context
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def serve(
         bool, typer.Option("--resume", help="Go on from the last checkpoint in the run's folder.")
     ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N, to evaluate on.")] = None,
+    track: Track = None,
+    track_diagnostics: TrackDiagnostics = False,
     json: Json = False,
 ) -> None:
     """Run a federated recipe with the speech on other people's machines (`sottovoce join`).
@@ -125,6 +127,7 @@ def serve(
     from sottovoce.training.parent_model import default_run_folder
     from sottovoce.training.remote_clients import RemoteClients
     from sottovoce.training.run import run_recipe
+    from sottovoce.training.tracking import choose_trackers
 
     try:
         from sottovoce.network.transport.flower import FlowerLink
@@ -135,6 +138,7 @@ def serve(
         raise InputError(f"--model-bits {model_bits}: expected 16, or nothing for the 32 that models have")
     sent = [] if model_bits is None else [f"federation.model_bits={model_bits}"]
     experiment = _load_federated(recipe, [*(overrides or []), *sent], over_select)
+    tracking = choose_trackers(track, diagnostics=track_diagnostics, root=runs)
     if not 0 < seconds < math.inf:
         raise InputError(f"--seconds {seconds:g}: expected a positive number")
     longest = experiment.federated.training_seconds

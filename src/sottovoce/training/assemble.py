@@ -109,6 +109,7 @@ def assemble(
             "client is late; expected null, or `sottovoce serve`"
         )
     with require_equal_across_ranks(processes) as facts:
+        context.tracking.check(is_release=settings.privacy.mode is Mode.SECURE)
         data = RunData.of(recipe, context.stores)
         facts |= data.facts()
         parent = find_parent_model(recipe, runs=context.runs)

@@ -398,6 +398,7 @@ def _train(training: CentralTraining, run: RunFolder, context: RunContext, proce
         log_every=central.log_every,
         may_end_early=central.patience is not None,
         patience=central.patience,
+        tracking=context.tracking,
     )
     loop = CentralLoop(training, context=context, processes=processes)
     if processes.is_first:

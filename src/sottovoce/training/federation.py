@@ -128,7 +128,7 @@ class FederatedLoop(Loop):
             evaluate_start=True,
             may_end_early=True,
             patience=settings.patience,
-            events=not self._secure,
+            tracking=None if self._secure else self._federation.context.tracking,
         )
         on_report = self._federation.context.on_report
         return run_loop(self, self._folder, loop_settings, on_report=on_report, say=self._say)

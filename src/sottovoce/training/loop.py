@@ -29,6 +29,7 @@ from sottovoce.training.agreement import digest_tensors, require_equal_across_ra
 from sottovoce.training.checkpoint import Checkpoint
 from sottovoce.training.records import MetricsWriter, StepRecord, open_metrics_writer
 from sottovoce.training.run_folder import RunFolder
+from sottovoce.training.tracking import Tracking
 
 INTERRUPTED = "interrupted"  # the reason of an end after which the same loop can go on
 
@@ -51,7 +52,7 @@ class LoopSettings:
     `recipe` is what the run is about, `tokens` the digest of its token set. Without `log_every` records are made for
     every step and written with its checkpoint. `patience` is how many evaluations in a row may bring no better model,
     or for what share of the steps. A loop that `may_end_early` remembers for how long it has not improved. Without
-    `events` nothing goes to TensorBoard.
+    `tracking` no tracker follows the loop.
     """
 
     recipe: str
@@ -64,7 +65,7 @@ class LoopSettings:
     evaluate_start: bool = False
     may_end_early: bool = False
     patience: Patience = None
-    events: bool = True
+    tracking: Tracking | None = None
 
     def due(self, step: int, *, stops: bool) -> Due:
         evaluates = step % self.evaluate_every == 0 or step == self.steps
@@ -186,9 +187,12 @@ def run_loop(
         writer = None
         if processes.is_first:
             # Before the first checkpoint nothing counts, the start's score included.
-            opening = open_metrics_writer(run, after_step=progress.step or -1, events=settings.events)
+            after_step = progress.step or -1
+            opening = open_metrics_writer(run, after_step=after_step, tracking=settings.tracking, say=say)
             writer = held.enter_context(opening)
         ended = _Runner(loop, run, settings, writer, on_report, progress, processes).run(loop.watch(asked))
+        if writer is not None and ended.reason != INTERRUPTED:
+            writer.finish()
         loop.end(ended)
         return ended
 
@@ -278,6 +282,7 @@ class _Runner:
                 self.writer.write(record)
             if due.save:
                 self._save(score)
+                self.writer.cover(self.progress.step)
         return score
 
     def _save(self, score: Score | None) -> None:

@@ -1,4 +1,4 @@
-"""Metrics and diagnostics of steps and rounds: collected, and written to `metrics.jsonl` and TensorBoard."""
+"""Metrics and diagnostics of steps and rounds: collected, and written to `metrics.jsonl`, which trackers follow."""
 
 import math
 import resource
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from sottovoce.base.errors import InputError
-from sottovoce.base.files import name_in_errors
 from sottovoce.federated.diagnostics import RoundDiagnostics
 from sottovoce.federated.round import Round
 from sottovoce.models.family import ParameterPlace
 from sottovoce.privacy.plan import Plan
+from sottovoce.training.following import Followers, follow_run
 from sottovoce.training.run_folder import RunFolder
+from sottovoce.training.tracking import Tracking
 
 StepRecord = dict[str, Any]
 
-TENSORBOARD = "tensorboard"
 NO_EVENTS = "a release writes no TensorBoard events: their times would tell how many took part"
 
 
@@ -146,48 +146,37 @@ def _by_layer(found: Mapping[int | None, float]) -> list[float]:
 
 
 @contextmanager
-def open_metrics_writer(run: RunFolder, *, after_step: int, events: bool = True) -> Iterator["MetricsWriter"]:
+def open_metrics_writer(
+    run: RunFolder, *, after_step: int, tracking: Tracking | None = None, say: Callable[[str], None] = lambda _: None
+) -> Iterator["MetricsWriter"]:
     """Writes on from `after_step`: what was measured later is forgotten, since those steps will be made again.
 
-    Without `events` nothing goes to TensorBoard, whose files carry the time of each event and the host's name.
+    Without `tracking` no tracker follows: they record times.
     """
     run.metrics.cut(after_step=after_step)
     run.diagnostics.cut(after_step=after_step)
-    if not events:
-        yield MetricsWriter(run, None)
-        return
-    from torch.utils.tensorboard import SummaryWriter
-
-    writer = SummaryWriter(str(run.path / TENSORBOARD), purge_step=after_step + 1)
-    try:
-        yield MetricsWriter(run, writer)
-    finally:
-        writer.close()
+    with follow_run(run.path, tracking, after_step=after_step, say=say) as followers:
+        yield MetricsWriter(run, followers)
 
 
 class MetricsWriter:
-    """Where records go: `metrics.jsonl` and, with a writer, TensorBoard."""
+    """Where records go: `metrics.jsonl`, which trackers follow."""
 
-    def __init__(self, run: RunFolder, writer: Any | None) -> None:
-        self._run, self._writer = run, writer
+    def __init__(self, run: RunFolder, followers: Followers) -> None:
+        self._run, self._followers = run, followers
 
     def write(self, record: Mapping[str, Any]) -> None:
         """One record; it has a `step`."""
         self._run.metrics.add(record)
-        if self._writer is None:
-            return
-        with name_in_errors(self._run.path / TENSORBOARD):
-            self._draw(self._writer, record)
+        self._followers.written(record["step"])
 
-    def _draw(self, writer: Any, record: Mapping[str, Any]) -> None:
-        for name, value in record.items():
-            if isinstance(value, Mapping):
-                for kind, numbers in value.items():
-                    for layer, number in enumerate(numbers if isinstance(numbers, list) else [numbers]):
-                        writer.add_scalar(f"{name}/{kind}/{layer:02d}", number, record["step"])
-            elif name != "step" and isinstance(value, int | float):
-                writer.add_scalar(name, value, record["step"])
-        writer.flush()
+    def cover(self, step: int) -> None:
+        """A checkpoint has it all, up to `step`."""
+        self._followers.saved(step)
+
+    def finish(self) -> None:
+        """No process goes on with this run."""
+        self._followers.is_finished = True
 
 
 # What is written down of a round: metrics, which are public, and diagnostics, which are a simulation's only.

@@ -48,7 +48,7 @@ def run_recipe(
         for parent in parents:
             if (stopped := _train_parent(parent, context, processes)) is not None:
                 return stopped
-        target = RunTarget(out, resume, context.stand_in)
+        target = RunTarget(out, resume, context.stand_in, context.tracking, context.say)
         with fixed_threads(recipe.threads):
             if recipe.federation is None:
                 return run_central(recipe, target, context=context, processes=processes)

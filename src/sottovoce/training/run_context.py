@@ -14,9 +14,11 @@ from sottovoce.base.processes import Processes
 from sottovoce.config import Recipe, as_yaml
 from sottovoce.data.store import PackingProgress
 from sottovoce.training.agreement import require_equal_across_ranks
+from sottovoce.training.following import send_finished
 from sottovoce.training.ledger_check import check_resumable
 from sottovoce.training.loop import INTERRUPTED, LoopEnd, ProgressReport, Say
 from sottovoce.training.run_folder import RESULTS, RunFolder, open_run
+from sottovoce.training.tracking import BY_DEFAULT, Tracking
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class RunContext:
     """Where a run reads, computes and reports; nothing here changes its result.
 
     `stand_in`: people and noise are not the recipe's (`--smoke`), so no guarantee is reported. `sign` is the file of
-    the private key that signs ledgers.
+    the private key that signs ledgers. `tracking`: what follows the runs.
     """
 
     runs: Path
@@ -36,10 +38,11 @@ class RunContext:
     say: Say = lambda _: None
     stand_in: bool = False
     sign: Path | None = None
+    tracking: Tracking = BY_DEFAULT
 
     def silent(self, device: torch.device) -> "RunContext":
         """For another process than the first."""
-        return RunContext(self.runs, self.stores, device)
+        return RunContext(self.runs, self.stores, device, tracking=self.tracking)
 
 
 def choose_dtype(precision: Literal["auto", "bfloat16", "float32"], device: torch.device) -> torch.dtype:
@@ -101,11 +104,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RunTarget:
-    """The folder that a run writes to; `resume` goes on with what is there, `stand_in` marks a smoke test."""
+    """The folder that a run writes to; `resume` goes on with what is there, `stand_in` marks a smoke test.
+
+    When it is left, `tracking` sends what services lack of a finished run.
+    """
 
     out: Path
     resume: bool
     stand_in: bool = False
+    tracking: Tracking = BY_DEFAULT
+    say: Say = lambda _: None
 
     @contextmanager
     def open(
@@ -128,6 +136,8 @@ class RunTarget:
                     if recipe.federation is not None:
                         check_resumable(self.out)
             yield run
+            if processes.is_first:
+                send_finished(run.path, self.tracking, is_release=is_release, say=self.say)
 
 
 def write_results(run: RunFolder, results: dict[str, Any]) -> Outcome:

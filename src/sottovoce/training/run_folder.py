@@ -3,6 +3,7 @@
 runs/<name>/config.yaml  inputs.json  environment.json  metrics.jsonl  results.json
             ledger.jsonl  diagnostics.jsonl      (federated runs; the second in simulations only)
             tensorboard/ (not of a release)  checkpoints/  model -> best
+            trackers.json                        (what services call the run, and how much of it they have)
             frozen.safetensors                   (what is not trained, where that is not all)
             secrets/                             (never published; readable by the owner only)
 """
@@ -27,9 +28,9 @@ from sottovoce.base.parsing import ParseError, parse_json
 CONFIG, INPUTS, ENVIRONMENT = "config.yaml", "inputs.json", "environment.json"
 METRICS, DIAGNOSTICS, LEDGER = "metrics.jsonl", "diagnostics.jsonl", "ledger.jsonl"
 RESULTS, LOCK = "results.json", ".lock"
-ENGINE, POPULATION = "engine.json", "population.json"
+ENGINE, POPULATION, TRACKERS = "engine.json", "population.json", "trackers.json"
 CHECKPOINTS, MODEL, STATE = "checkpoints", "model", "state.json"  # the last of every checkpoint
-FILES = (CONFIG, INPUTS, ENVIRONMENT, METRICS, DIAGNOSTICS, LEDGER, RESULTS, ENGINE, POPULATION)
+FILES = (CONFIG, INPUTS, ENVIRONMENT, METRICS, DIAGNOSTICS, LEDGER, RESULTS, ENGINE, POPULATION, TRACKERS)
 
 BEFORE_IT_BEGINS = {CONFIG, INPUTS, ENVIRONMENT, ENGINE, POPULATION}  # written before anything is trained or charged
 

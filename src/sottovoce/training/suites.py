@@ -22,6 +22,7 @@ from sottovoce.training.parent_model import default_run_folder, list_ancestors, 
 from sottovoce.training.run import run_recipe
 from sottovoce.training.run_context import Outcome, RunContext
 from sottovoce.training.run_data import ensure_store
+from sottovoce.training.tracking import Tracking
 
 
 def select_runs(suite: Suite, patterns: str | None) -> Suite:
@@ -84,6 +85,23 @@ def run_suite(jobs: Mapping[str, Job], *, context: RunContext, at_once: int = 1)
     return outcomes
 
 
+def make_parents(jobs: Mapping[str, Job], *, context: RunContext, at_once: int = 1) -> list[str] | None:
+    """Make the stores that the runs need and train what they start from: its titles; None where that was interrupted.
+
+    After it, runs may be started side by side by other means than ours: none makes what another makes, too.
+    """
+    with process_group(local_device(context.device)) as processes:
+        if processes.is_first:
+            for recipe, _ in jobs.values():
+                ensure_store(recipe, context.stores, context.on_prepare)
+        waves = processes.broadcast_object(_parent_waves([recipe for recipe, _ in jobs.values()], context.runs))
+    for wave in waves:
+        outcomes = run_suite(wave, context=context, at_once=at_once)
+        if len(outcomes) < len(wave) or any(outcome.stopped_at is not None for outcome in outcomes.values()):
+            return None
+    return [title for wave in waves for title in wave]
+
+
 # Several at once.
 
 
@@ -143,7 +161,8 @@ def _run_jobs(
         return {}
     context.on_stage(f"{len(jobs):,} runs side by side" if len(jobs) > 1 else next(iter(jobs)))
     for label, (recipe, folder) in jobs.items():
-        workers.submit(label, _run, recipe, folder, context.runs, context.stores, context.device, context.sign)
+        places = context.runs, context.stores, context.device
+        workers.submit(label, _run, recipe, folder, places, context.sign, context.tracking)
     failures, outcomes = dict[str, Exception](), dict[str, Outcome]()
     while workers.busy:
         for answer in workers.answers(timeout=0.2):
@@ -163,9 +182,9 @@ def _run_jobs(
 
 
 def _run(
-    recipe: Recipe, out: Path, runs: Path, stores: Path, device: torch.device, sign: Path | None
+    recipe: Recipe, out: Path, places: tuple[Path, Path, torch.device], sign: Path | None, tracking: Tracking
 ) -> tuple[Outcome, list[str]]:
     """How it ended, and its messages: its guarantee and warnings must reach the user."""
     said: list[str] = []
-    context = RunContext(runs, stores, device, say=said.append, sign=sign)
+    context = RunContext(*places, say=said.append, sign=sign, tracking=tracking)
     return run_recipe(recipe, out=out, resume=True, context=context), said
