@@ -70,14 +70,14 @@ def by_row(vector: Tensor) -> Tensor:
     return vector[:, None] if vector.ndim == 2 else vector
 
 
-# Frames of a line up to which attention in bfloat16 is two products of matrices on a CPU: torch's own takes two to four
-# times as long backwards there, and is as fast from here on, where scores begin to fill the memory.
+# Frames of a line up to which a CPU trains attention in bfloat16 as two products of matrices: torch's own takes two to
+# four times as long backwards there, and is as fast from here on, where scores begin to fill the memory.
 PLAIN_FRAMES = 1_000
 
 
 def attend_lines(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor, dropout: float) -> Tensor:
     """Attention of [B, heads, T, d] within lines, to the frames that `mask` [B, 1, 1, T] keeps."""
-    if q.is_cuda or q.dtype != torch.bfloat16 or q.shape[-2] > PLAIN_FRAMES:
+    if q.is_cuda or q.dtype != torch.bfloat16 or not q.requires_grad or q.shape[-2] > PLAIN_FRAMES:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
     hidden_B11T = torch.zeros(mask.shape, device=q.device).masked_fill_(~mask, -math.inf)
     scores = torch.add(hidden_B11T, q @ k.mT, alpha=q.shape[-1] ** -0.5)  # in float32, as the softmax is
