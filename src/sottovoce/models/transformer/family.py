@@ -131,8 +131,8 @@ def unusable(settings: Settings, samples: int, tokens: Sequence[int]) -> str | N
     return ctc.text_obstacle(tokens, frames=frame_count(samples) // STRIDE)
 
 
-# The width from which on a processor is 1.8 times as fast in bfloat16, with only 4 s a step (docs/benchmarks.md). tiny
-# (96) gains 1.2 to 1.4 and keeps the bits that it always had, as all models do with which CPU results were made.
+# The width from which on a processor is 1.7 times as fast in bfloat16, with only 4 s a step (docs/benchmarks.md). tiny
+# (96) gains 1.2 to 1.5 and keeps the bits that it always had, as all models do with which CPU results were made.
 BFLOAT16_WIDTH = 192
 
 
