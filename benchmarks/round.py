@@ -48,12 +48,12 @@ from sottovoce.federated.round import RoundState, run_round
 from sottovoce.federated.server import Server, ServerSettings
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import DEFAULT, REGISTERED, Family, Parameters, accelerate_family, find_family, step_loss
+from sottovoce.models.precision import choose_dtype
 from sottovoce.optimisers.weights import Weights
 from sottovoce.privacy.clipping import Share
 from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import PrivacySettings, Sampling
-from sottovoce.training.run_context import choose_dtype
 
 SEED = 1
 LETTERS = "abcdefghij"
@@ -98,7 +98,7 @@ class Setting:
 
     @property
     def dtype(self) -> torch.dtype:
-        return choose_dtype("auto", self.device)
+        return choose_dtype("auto", self.device, family=self.context.family, settings=self.context.model)
 
     @property
     def long_run(self) -> dict[str, Any]:

@@ -4,7 +4,8 @@ Gaussian mechanism applied centrally.
     .venv-pfl/bin/python benchmarks/peers/pfl_side.py tiny [--processes 2 --threads 1] [--device cuda]
 
 In its favour: users' data lie in memory, batches go to the device from pinned memory with their lengths left on the
-host, and nothing is ever evaluated. With `--processes` the cohort is shared among processes by pfl's own means.
+host, and nothing is ever evaluated. With `--processes` the cohort is shared among processes by pfl's own means, with
+`--precision bfloat16` its own autocast is on (as it always is on a GPU).
 """
 
 import os
@@ -74,6 +75,8 @@ def run(task: Task, *, processes: int) -> None:
     from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 
     workload = task.workload
+    halved = task.device.type == "cuda" or task.precision == "bfloat16"
+    dtype = torch.bfloat16 if halved else torch.float32
 
     class UserSpeech(Dataset):  # type: ignore[misc]
         """One user in one round. pfl cuts batches of so many rows; ours hold so many seconds."""
@@ -102,7 +105,7 @@ def run(task: Task, *, processes: int) -> None:
         """The first process waits and answers for all; the others wait for the first."""
 
         def on_train_begin(self, *, model: Any) -> Any:
-            self.turns = Turns(task, packages=("pfl",), processes=processes) if RANK == 0 else None
+            self.turns = Turns(task, packages=("pfl",), processes=processes, dtype=dtype) if RANK == 0 else None
             self._wait()
             return Metrics()
 
@@ -132,7 +135,7 @@ def run(task: Task, *, processes: int) -> None:
         module,
         local_optimizer_create=torch.optim.SGD,
         central_optimizer=torch.optim.SGD(module.parameters(), lr=SERVER_LR),
-        amp_dtype=torch.bfloat16 if task.device.type == "cuda" else None,
+        amp_dtype=dtype if halved else None,
     )
     data = FederatedDataset(UserSpeech, users().__next__)
     mechanism = CentrallyAppliedPrivacyMechanism(GaussianMechanism(CLIP_BOUND, task.noise_multiplier))

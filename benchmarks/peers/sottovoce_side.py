@@ -47,7 +47,6 @@ from sottovoce.privacy.ledger import Ledger
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.sampling import Indices
 from sottovoce.privacy.settings import PrivacySettings, Sampling
-from sottovoce.training.run_context import choose_dtype
 
 Parameters = Mapping[str, Tensor]
 Round = Callable[[int, Tally], Parameters | None]
@@ -187,7 +186,7 @@ class FixedCohorts(Plan):
 
 
 def _engine(name: str, context: ClientContext, layout: Layout, task: Task) -> Engine:
-    device, dtype = task.device, choose_dtype("auto", task.device)
+    device, dtype = task.device, task.dtype
     if name == "workers":
         workers = WorkersEngine(context, layout, dtype=dtype)
         deque(workers.train(layout.zeros(), range(8), step=0), maxlen=0)  # all have started
@@ -216,7 +215,8 @@ def main() -> None:
         name = "stacked" if task.device.type == "cuda" else "workers"
     one_round = plain[name](task) if name in plain else rounds(task, arguments.workload, name)
     workers = usable_cores() if name == "workers" else None
-    turns = Turns(task, processes=workers or 1, threads=1 if workers else None)
+    dtype = torch.float32 if name in plain and task.device.type == "cpu" else task.dtype
+    turns = Turns(task, processes=workers or 1, threads=1 if workers else None, dtype=dtype)
     tally, round_number = Tally(), 0
     while turns.more:
         turns.wait()

@@ -30,6 +30,7 @@ def parse(description: str | None) -> tuple[Task, argparse.Namespace]:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--threads", type=int, default=None, help="torch threads in each process")
     parser.add_argument("--engine", default=None, help="for a side that has several")
+    parser.add_argument("--precision", choices=["auto", "bfloat16", "float32"], default="auto")
     arguments = parser.parse_args()
     task = Task(
         workload=WORKLOADS[arguments.workload],
@@ -37,6 +38,7 @@ def parse(description: str | None) -> tuple[Task, argparse.Namespace]:
         device=torch.device(arguments.device),
         noise_multiplier=arguments.noise_multiplier,
         save=arguments.save,
+        precision=arguments.precision,
     )
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
@@ -47,7 +49,13 @@ class Turns:
     """The rounds of one side, one after another: `wait`, then the round, then `answer`."""
 
     def __init__(
-        self, task: Task, *, packages: tuple[str, ...] = (), processes: int = 1, threads: int | None = None
+        self,
+        task: Task,
+        *,
+        packages: tuple[str, ...] = (),
+        processes: int = 1,
+        threads: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self._task = task
         self._answers = _claim_standard_output()
@@ -58,6 +66,7 @@ class Turns:
             {
                 "threads": threads or torch.get_num_threads(),
                 "processes": processes,
+                "precision": str(dtype).removeprefix("torch."),
                 "versions": {name: version(name) for name in ("torch", *packages)},
                 "device": torch.cuda.get_device_name() if task.device.type == "cuda" else "cpu",
                 "noise_std_mean": task.noise_multiplier * CLIP_BOUND / task.workload.cohort_size,

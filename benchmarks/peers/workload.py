@@ -26,6 +26,7 @@ from sottovoce.data.audio.batches import plan_client_batches
 from sottovoce.data.audio.waveforms import Waveforms, pad_waveforms
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.models.family import Family, Parameters, StepDraws, draw_steps, extract_float32_features, step_loss
+from sottovoce.models.precision import Precision, choose_dtype
 from sottovoce.models.transformer import FAMILY
 from sottovoce.models.transformer.draws import Draws
 from sottovoce.models.transformer.settings import Settings, named_settings
@@ -243,3 +244,10 @@ class Task:
     device: torch.device
     noise_multiplier: float = NOISE_MULTIPLIER
     save: str | None = field(default=None)  # where to write the server's model after the first round
+    precision: Precision = "auto"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What Sottovoce computes in."""
+        workload = self.workload
+        return choose_dtype(self.precision, self.device, family=workload.family, settings=workload.settings)

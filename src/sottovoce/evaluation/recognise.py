@@ -30,6 +30,7 @@ from sottovoce.evaluation.decoder import Decoder, choose_greedy
 from sottovoce.models.attention_search import SearchOptions
 from sottovoce.models.decoding import Hypothesis
 from sottovoce.models.family import Recognition, extract_float32_features
+from sottovoce.models.precision import choose_dtype
 from sottovoce.models.recogniser import Recogniser
 
 Progress = Callable[[int], None]
@@ -60,8 +61,8 @@ def choose_device(name: str | None = None) -> torch.device:
 
 
 def place_for_evaluation(recogniser: Recogniser, device: torch.device) -> Recogniser:
-    """`recogniser` on `device`, in the precision in which it evaluates there: bfloat16 on a GPU, else float32."""
-    return recogniser.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    """`recogniser` on `device`, in the precision in which it evaluates there (`choose_dtype`)."""
+    return recogniser.to(device, choose_dtype("auto", device, family=recogniser.family, settings=recogniser.settings))
 
 
 def compute_emissions(recogniser: Recogniser, recordings: Waveforms) -> tuple[Tensor, Tensor]:

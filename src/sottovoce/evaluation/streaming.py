@@ -16,7 +16,7 @@ import torch
 
 from sottovoce.base.errors import InputError
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
-from sottovoce.evaluation.recognise import place_for_evaluation, require_recognition
+from sottovoce.evaluation.recognise import require_recognition
 from sottovoce.evaluation.windows import Samples
 from sottovoce.models.decoding import WORD_BOUNDARY
 from sottovoce.models.recogniser import Recogniser
@@ -45,7 +45,7 @@ def transcribe_stream(
     if (stream := require_recognition(recogniser).stream) is None:
         raise InputError(f"models of family={family.name} need whole utterances: expected a causal (streaming) one")
     # Not in bfloat16: a row at a time is bound by launches, and the words should be those of a processor.
-    recogniser = place_for_evaluation(recogniser, torch.device("cpu")).to(device)
+    recogniser = recogniser.to(device)
     pieces, spelling, state, samples = recogniser.tokens.pieces(), _Spelling(), None, 0
     for chunk in sound:
         began = time.perf_counter()

@@ -107,6 +107,10 @@ def _zero(_settings: Any) -> int:
     return 0
 
 
+def _no(_settings: Any) -> bool:
+    return False
+
+
 def is_weight(name: str) -> bool:
     """Whether a tensor is called a weight; LoRA corrects those of them that are matrices."""
     return name.endswith(".weight")
@@ -268,7 +272,8 @@ class Family(Generic[S, D]):
     `smoke_options` make any recipe small enough for `--smoke`. `shapes` are those of the parameters that `init` makes,
     by name; `place` groups them. `unusable(settings, samples, tokens)` says why no loss can be computed for an
     utterance. `draw` decides several training steps at once; `loss` without draws (None) is that of evaluation, in
-    which chance decides nothing.
+    which chance decides nothing. `gains_in_bfloat16(settings)`: whether a processor that multiplies bfloat16 computes
+    such a model faster in it, as measured (`models.precision`).
     """
 
     name: str
@@ -290,6 +295,7 @@ class Family(Generic[S, D]):
     inspection: Inspection = field(default_factory=Inspection)
     base_files: BaseFiles | None = None
     export: Export | None = None
+    gains_in_bfloat16: Callable[[S], bool] = _no
 
 
 def find_family(name: str) -> Family[Any, Any]:

@@ -36,6 +36,7 @@ from sottovoce.models.family import (
     extract_float32_features,
     step_loss,
 )
+from sottovoce.models.precision import choose_dtype
 from sottovoce.models.recogniser import Recogniser, TrainedPart, check_parameters, describe_inherited, save_frozen
 from sottovoce.models.recogniser import load_recogniser as load_recogniser
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen, Trainable
@@ -60,7 +61,6 @@ from sottovoce.training.run_context import (
     Outcome,
     RunContext,
     RunTarget,
-    choose_dtype,
     deterministic_kernels,
     read_finished,
     write_results,
@@ -101,7 +101,8 @@ class CentralLoop(Loop):
         self._training, self._context, self._processes = training, context, processes
         self._recipe, self._start, device = training.recipe, training.start, context.device
         self._schedule = self._settings.built_schedule()
-        self._part, dtype = training.part, choose_dtype(self._settings.precision, device)
+        self._part = training.part
+        dtype = choose_dtype(self._settings.precision, device, family=self._start.family, settings=self._start.settings)
         self._frozen_digest: str | None = None
         self._weights = Weights(
             Layout.of(self._part.initial),

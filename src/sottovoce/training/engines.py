@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,11 +28,11 @@ from sottovoce.federated.engines import (
 from sottovoce.federated.engines.workers import usable_cores
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.models.family import Family, Parameters, accelerate_family, stacking_obstacle
+from sottovoce.models.precision import choose_dtype
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.plan import Plan
 from sottovoce.privacy.settings import Mode
 from sottovoce.training.assemble import Federation
-from sottovoce.training.run_context import choose_dtype
 from sottovoce.training.run_folder import ENGINE, RunFolder
 from sottovoce.training.start_model import split_trained_part
 
@@ -43,8 +44,9 @@ WORTH_WORKERS = 500  # clients trained in a run: worker processes take some seco
 def choose_clients(
     federation: Federation, *, run: RunFolder, processes: Processes = ALONE
 ) -> LocalClients | ClientsOverRanks:
-    """The run's clients, here or over ranks; among several processes the first one chooses the engine for all."""
+    """The run's clients, here or over ranks; among several processes the first one chooses engine and precision."""
     chosen = processes.broadcast_object(_choose_engine(federation, run) if processes.is_first else {})
+    federation = _with_precision(federation, chosen.get("precision", federation.settings.precision))
     engine = build_federation_engine(federation, chosen["engine"], stack_size=chosen.get("stack_size"))
     if isinstance(engine, StackedEngine | SharedEngine) and processes.is_first and "stack_size" not in chosen:
         write_json(run.path / ENGINE, {**chosen, "stack_size": engine.size})  # what fits may be another number tomorrow
@@ -68,7 +70,7 @@ def build_federation_engine(federation: Federation, name: str, *, stack_size: in
 
 
 def _choose_engine(federation: Federation, run: RunFolder) -> dict[str, Any]:
-    """Chosen once: another engine rounds differently, so that a resumed run would not repeat its bits.
+    """Chosen once: another engine or precision rounds differently, and a resumed run would not repeat its bits.
 
     A release trains clients apart: in a stack, the rounding of one client's numbers depends on who else is in it. Its
     engines are not timed either, since that depends on clients' speech.
@@ -76,8 +78,10 @@ def _choose_engine(federation: Federation, run: RunFolder) -> dict[str, Any]:
     asked: str = federation.settings.engine
     known = run.path / ENGINE
     if known.exists():
-        chosen: dict[str, Any] = read_json(known)
-        return chosen
+        # Runs of earlier versions have none: they computed in float32 on a CPU, whatever its kind.
+        before = "bfloat16" if federation.context.device.type == "cuda" else "float32"
+        asked_for = federation.settings.precision
+        return {"precision": before if asked_for == "auto" else asked_for, **read_json(known)}
     if asked != "auto":
         why: dict[str, Any] = {"why": "the recipe asks for it"}
     elif federation.context.device.type != "cuda":
@@ -86,8 +90,20 @@ def _choose_engine(federation: Federation, run: RunFolder) -> dict[str, Any]:
         asked, why = "sequential", {"why": "a release trains every client apart from the others"}
     else:
         asked, why = _fastest(federation)
-    write_json(known, {"engine": asked, **why})
-    return {"engine": asked, **why}
+    found = {"engine": asked, "precision": str(_choose_dtype(federation)).removeprefix("torch."), **why}
+    write_json(known, found)
+    return found
+
+
+def _choose_dtype(federation: Federation) -> torch.dtype:
+    start, device = federation.start, federation.context.device
+    return choose_dtype(federation.settings.precision, device, family=start.family, settings=start.settings)
+
+
+def _with_precision(federation: Federation, precision: str) -> Federation:
+    """The same, computed in `precision`, whatever this process would choose."""
+    settings = federation.settings.model_copy(update={"precision": precision})
+    return replace(federation, recipe=federation.recipe.model_copy(update={"federation": settings}))
 
 
 def check_engine(name: str, start: Recogniser, device: torch.device) -> None:
@@ -116,7 +132,7 @@ def build_engine(
     clients = build_client_context(recipe, population, start, shared_dev=shared_dev, draws=draws)
     common: dict[str, Any] = {
         "device": device,
-        "dtype": choose_dtype(settings.precision, device),
+        "dtype": choose_dtype(settings.precision, device, family=start.family, settings=start.settings),
     }
     # Every client makes several local steps, so this is the least.
     steps = settings.steps * settings.cohort_size

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -43,12 +43,6 @@ class RunContext:
     def silent(self, device: torch.device) -> "RunContext":
         """For another process than the first."""
         return RunContext(self.runs, self.stores, device, tracking=self.tracking)
-
-
-def choose_dtype(precision: Literal["auto", "bfloat16", "float32"], device: torch.device) -> torch.dtype:
-    """What the forward pass computes in; `auto` is bfloat16 on a GPU."""
-    is_bfloat16 = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
-    return torch.bfloat16 if is_bfloat16 else torch.float32
 
 
 @contextmanager

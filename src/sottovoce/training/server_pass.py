@@ -30,11 +30,11 @@ from sottovoce.data.loading import (
 from sottovoce.data.population import Population
 from sottovoce.federated.round import AfterStep
 from sottovoce.models.family import TrainingProgress, accelerate_family
+from sottovoce.models.precision import choose_dtype
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.optimisers.weights import Weights
 from sottovoce.training.central import StepSettings, train_step
 from sottovoce.training.disjointness import check_disjoint_recordings, check_disjoint_speakers
-from sottovoce.training.run_context import choose_dtype
 from sottovoce.training.run_data import SERVER_PASS, People
 from sottovoce.training.start_model import split_trained_part
 
@@ -43,7 +43,8 @@ def build_server_pass(recipe: Recipe, start: Recogniser, speech: Speech, *, devi
     """What the recipe's `server_pass` asks for, on public speech."""
     settings = recipe.federated.server_pass
     assert settings is not None
-    part, dtype = split_trained_part(recipe, start), choose_dtype(recipe.federated.precision, device)
+    part = split_trained_part(recipe, start)
+    dtype = choose_dtype(recipe.federated.precision, device, family=start.family, settings=start.settings)
     frozen = part.frozen.to(device, dtype)
     weights = Weights(
         part.layout,

@@ -5,6 +5,7 @@ A tensor with a leading client axis belongs to each client alone; one without it
 Shapes: N clients, L frames of a row, D model width.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -69,6 +70,21 @@ def by_row(vector: Tensor) -> Tensor:
     return vector[:, None] if vector.ndim == 2 else vector
 
 
+# Frames of a line up to which a CPU trains attention in bfloat16 as two products of matrices: torch's own takes two to
+# four times as long backwards there, and is as fast from here on, where scores begin to fill the memory.
+PLAIN_FRAMES = 1_000
+
+
+def attend_lines(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor, dropout: float) -> Tensor:
+    """Attention of [B, heads, T, d] within lines, to the frames that `mask` [B, 1, 1, T] keeps."""
+    if q.is_cuda or q.dtype != torch.bfloat16 or not q.requires_grad or q.shape[-2] > PLAIN_FRAMES:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    hidden_B11T = torch.zeros(mask.shape, device=q.device).masked_fill_(~mask, -math.inf)
+    scores = torch.add(hidden_B11T, q @ k.mT, alpha=q.shape[-1] ** -0.5)  # in float32, as the softmax is
+    weights = F.dropout(scores.softmax(dim=-1), dropout, training=dropout > 0)
+    return weights.to(v.dtype) @ v
+
+
 def attend_segments(q: Tensor, k: Tensor, v: Tensor, *, ends: Tensor, longest: int, dropout: float) -> Tensor:
     """Attention within segments of frames that lie end to end, [frames, heads, d]: without padding on a GPU."""
     flash_takes = q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
@@ -91,7 +107,7 @@ def _attend_padded(q: Tensor, k: Tensor, v: Tensor, *, ends: Tensor, longest: in
     q, k, v = (part[frame_SL].masked_fill(~inside_SL[..., None, None], 0).transpose(1, 2) for part in (q, k, v))
     # A segment without frames attends to its first padding frame: a softmax over nothing would be NaN.
     mask_S11L = (inside_SL | (torch.arange(longest, device=q.device) == 0))[:, None, None]
-    mixed_SLHd = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_S11L, dropout_p=dropout).transpose(1, 2)
+    mixed_SLHd = attend_lines(q, k, v, mask=mask_S11L, dropout=dropout).transpose(1, 2)
     frames = torch.arange(count, device=q.device)
     segment = torch.searchsorted(ends_S, frames, right=True)
     return mixed_SLHd[segment, frames - starts_S[segment]]

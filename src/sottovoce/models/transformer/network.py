@@ -31,7 +31,7 @@ from sottovoce.models.family import Parameters
 from sottovoce.models.low_rank import low_rank_names
 from sottovoce.models.transformer.draws import Draws, padded_output_frames
 from sottovoce.models.transformer.dropout import ClientDropout, DropoutDraws, client_dropout, relu_dropout
-from sottovoce.models.transformer.linear import LowRank, Matrix, attend_segments, layer_norm, linear
+from sottovoce.models.transformer.linear import LowRank, Matrix, attend_lines, attend_segments, layer_norm, linear
 from sottovoce.models.transformer.positions import cape_positions, plain_positions, sinusoids
 from sottovoce.models.transformer.rows import ROW_MULTIPLE, Packing, plan_packing
 from sottovoce.models.transformer.settings import BLOCK_NAMES, CONTEXT, KERNEL, SECONDS_PER_FRAME, STRIDE, Settings
@@ -106,7 +106,7 @@ def attention(
     qkv = linear(x, weights.qkv)
     if longest is None:
         q, k, v = (part.view(*lead, heads, -1).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=where, dropout_p=dropout).transpose(1, 2).flatten(2)
+        mixed = attend_lines(q, k, v, mask=where, dropout=dropout).transpose(1, 2).flatten(2)
     elif own is not None:
         mixed = own.attend(qkv.view(lead.numel(), 3, heads, -1), ends=where, longest=longest).view(*lead, -1)
     else:
