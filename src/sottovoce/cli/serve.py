@@ -207,7 +207,8 @@ def serve(
 
         identities = tuple(user.node for user in people.users)
         elsewhere = RemoteClients(roster_population(people, experiment), planned, clients, spare, identities)
-        around = replace(around, sign=keys / ORDERS_KEY)  # what nodes are asked with, they can check the ledger by
+        # What nodes are asked with, they can check the ledger by.
+        around = replace(around, sign=keys / ORDERS_KEY, tracking=tracking)
         outcome = run_recipe(experiment, out=folder, resume=resume, context=around, remote=elsewhere)
     if outcome.stopped_at is None:
         print_finished({label_run(recipe, out): outcome}, folder, title=experiment.about, quietly=json)
