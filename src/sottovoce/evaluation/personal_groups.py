@@ -26,7 +26,7 @@ from sottovoce.evaluation.compare import (
     find_worst_group,
 )
 from sottovoce.evaluation.error_rates import CONFIDENCE, FEWEST_SPEAKERS, Interval, percentile_interval
-from sottovoce.evaluation.score import OTHERS, UNKNOWN, group_speakers
+from sottovoce.evaluation.score import UNKNOWN, group_speakers
 
 EVERYBODY, WORST, LEAST, MOST = "everybody", "worst tenth", "least speech", "most speech"
 PUBLIC, PERSONAL, UNGUARDED = "public", "personal", "unguarded"
@@ -105,7 +105,7 @@ def list_groups(people: Sequence[Record]) -> dict[str, list[Record]]:
     for fact, groups in group_speakers([person["groups"] for person in people], smallest=FEWEST_SPEAKERS).items():
         for value, inside_N in groups.items():
             members = [person for person, is_inside in zip(people, inside_N.tolist(), strict=True) if is_inside]
-            if value not in (OTHERS, UNKNOWN) and FEWEST_SPEAKERS <= len(members) < len(people):
+            if value != UNKNOWN and FEWEST_SPEAKERS <= len(members) < len(people):
                 found[f"{fact} {value}"] = members
     return found
 

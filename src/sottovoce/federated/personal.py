@@ -50,8 +50,8 @@ class PersonalTraining:
     """
 
     part: str = "lora(r=4)"
-    steps: int = 40
-    lr: float = 3e-3
+    steps: int = 20
+    lr: float = 5e-3
     batch_seconds: float = 16.0
     optimiser: Mapping[str, Any] = field(default_factory=lambda: {"name": "adam"})
     folds: int = 4
