@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from tests.tones import pack_tones
+from typer.testing import CliRunner
 
 from sottovoce.base.errors import InputError
+from sottovoce.cli import app
 from sottovoce.config import load_recipe
 from sottovoce.evaluation.personal_groups import compare_groups
 from sottovoce.training.run import run_recipe
@@ -142,3 +144,12 @@ def test_a_release_is_refused_them(recipe: Path) -> None:
         load_recipe(str(recipe), [ASKED[1]])
     with pytest.raises(InputError, match=r"unknown key 'federation.personal.rank'"):
         load_recipe(str(recipe), [*HOLDOUT, "federation.personal={rank: 4}"])
+
+
+def test_what_is_exported_of_a_run_has_none_of_it(with_parts: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["export", str(with_parts), "--out", str(tmp_path / "export")])
+    assert done.exit_code == 0, done.output
+    content = {path.name: path.read_bytes() for path in (tmp_path / "export").rglob("*") if path.is_file()}
+    assert "model.safetensors" in content
+    assert PERSONAL not in content
+    assert not any(b"per_client" in own or b"unguarded" in own for own in content.values())
