@@ -81,7 +81,7 @@ def keep(run: Path, into: Path, *, rounds: int | None = None, brief: bool = Fals
     if (run / PERSONAL).is_file():
         quotes = any("samples" in test for test in results["test"].values())
         people = json.loads((run / PERSONAL).read_text(encoding="utf-8"))
-        _write(into / PERSONAL, readable(people if quotes else _facts_pooled(people)) + "\n")
+        _write(into / PERSONAL, readable(people if quotes else facts_pooled(people)) + "\n")
     if not brief and (planned := _planned(results.get("privacy") or {})) is not None:
         _write(into / PLANNED, readable(planned) + "\n")
     return sum(file.stat().st_size for file in (*into.iterdir(), *_keep_audit(run, into)))
@@ -180,7 +180,7 @@ def _nameless(test: Mapping[str, Any]) -> dict[str, Any]:
     return {**test, "per_speaker": people}
 
 
-def _facts_pooled(personal: Mapping[str, Any]) -> dict[str, Any]:
+def facts_pooled(personal: Mapping[str, Any]) -> dict[str, Any]:
     """Of voices that somebody owns an accent alone is kept, and only one that enough people share."""
     people = personal["per_client"]
     accents = pool_small_groups([person["groups"].get(ACCENT, UNKNOWN) for person in people], smallest=FEWEST_SPEAKERS)
