@@ -138,7 +138,11 @@ def find_token_by_token(sessions: Mapping[str, Any], about: Mapping[str, Any], s
             inputs = {"token": np.array([[token]]), "encoded": encoded, **past}
             logits, *after = sessions["decoder"].run(None, inputs)
             past = dict(zip(past, after, strict=True))
-        token = int(logits[0, -1].argmax())
+        scores = logits[0, -1]
+        scores[
+            decoding.get("suppress_tokens", []) + ([] if found else decoding.get("begin_suppress_tokens", []))
+        ] = -np.inf
+        token = int(scores.argmax())
         if token == decoding["end"]:
             break
         found.append(token)

@@ -20,7 +20,7 @@ from sottovoce.evaluation.recognise import recognise_utterances
 from sottovoce.evaluation.score import evaluate_recogniser
 from sottovoce.evaluation.transcribe import transcribe_files
 from sottovoce.evaluation.transcripts import TimedWord, Transcript
-from sottovoce.evaluation.windows import WindowWords, align_attended_tokens, stitch_words
+from sottovoce.evaluation.windows import WindowWords, align_attended_tokens, stitch_untimed_words, stitch_words
 from sottovoce.models.attention_search import GREEDY, SearchOptions
 from sottovoce.models.ctc import AlignedWord
 from sottovoce.models.decoding import BeamSearch, decode_greedily
@@ -130,6 +130,35 @@ def test_a_word_that_both_windows_hear_is_written_once() -> None:
     first = WindowWords(0, 20, [AlignedWord("a", 3, 6), AlignedWord("b", 13, 15), AlignedWord("cut", 18, 20)])
     second = WindowWords(12, 32, [AlignedWord("t", 12, 13), AlignedWord("b", 13, 16), AlignedWord("cute", 18, 22)])
     assert [word.text for word in stitch_words([first, second])] == ["a", "b", "cute"]
+
+
+def spread(text: str, *, start: int, end: int) -> WindowWords:
+    """A window whose words have guessed places: evenly between its ends."""
+    words, frames = text.split(), end - start
+    places = [start + frames * i // max(len(words), 1) for i in range(len(words) + 1)]
+    return WindowWords(start, end, [AlignedWord(*word) for word in zip(words, places, places[1:], strict=False)])
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        # What both have said is written once, in whatever capitals, although the guesses differ by words.
+        (
+            ["one two three four five six", "Four five, six seven eight nine"],
+            "one two three four five, six seven eight nine",
+        ),
+        (["a a a b the dog ran far", "the dog ran far away then"], "a a a b the dog ran far away then"),
+        # A word cut by the end of the window is the next one's.
+        (["one two three four fi", "three four five six seven"], "one two three four five six seven"),
+        # Nothing in common: the guesses decide.
+        (["one two three four", "five six seven eight"], "one two three six seven eight"),
+        (["one two three", "three four", "four five"], "one two three four five"),
+        (["", "one", ""], "one"),
+    ],
+)
+def test_words_without_times_are_joined_by_what_windows_share(windows: list[str], expected: str) -> None:
+    placed = [spread(text, start=100 * i, end=100 * i + 150) for i, text in enumerate(windows)]
+    assert " ".join(word.text for word in stitch_untimed_words(placed)) == expected
 
 
 def test_which_decoder() -> None:

@@ -1,7 +1,8 @@
 """From audio files of any length to words with their times.
 
 A file longer than a window is recognised in overlapping windows (`windows`), read from disk as they are needed.
-CTC's log-probabilities are stitched before they are decoded; results of a search with attention are stitched by word.
+CTC's log-probabilities are stitched before they are decoded; results of a search with attention are stitched by word,
+where words have no times by the words that neighbours have in common.
 Every window is normalised by its own loudness, as every utterance was in training: a file of one window gives what
 its utterance in a store would give.
 
@@ -44,6 +45,7 @@ from sottovoce.evaluation.windows import (
     find_token_spans,
     read_audio_blocks,
     stitch_emissions,
+    stitch_untimed_words,
     stitch_words,
 )
 from sottovoce.models import ctc
@@ -220,14 +222,14 @@ def _transcript(
             spans = align_attended_tokens(window.output.tokens, frames, until_next=recognition.align is not None)
             yield WindowWords(window.start, end, ctc.join_words(spans, pieces, spell=spell))
 
+    untimed = recognition.untimed(recogniser.settings) if isinstance(decode, SearchOptions) else None
     if isinstance(decode, SearchOptions):
-        found = list(stitch_words(words()))
+        found = list((stitch_words if untimed is None else stitch_untimed_words)(words()))
     else:
         found = _ctc_words(stitch_emissions(emissions(), silent=_silent(pieces)), recogniser.tokens, decode)
     seconds = frame_samples / SAMPLE_RATE
     last = math.ceil(samples / frame_samples)
     timed = tuple(_timed(word, frame_seconds=seconds, last=last) for word in found)
-    untimed = recognition.untimed(recogniser.settings) if isinstance(decode, SearchOptions) else None
     return Transcript(path, samples / SAMPLE_RATE, timed, collapsed, untimed)
 
 

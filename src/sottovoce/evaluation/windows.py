@@ -15,6 +15,7 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import cast
 
@@ -172,6 +173,40 @@ def stitch_words(windows: Iterable[WindowWords]) -> Iterator[AlignedWord]:
         last = window
     if last is not None:
         yield from last.said_in(start, last.end + 1)
+
+
+def stitch_untimed_words(windows: Iterable[WindowWords]) -> Iterator[AlignedWord]:
+    """The words of a recording where nobody knows when they were said: their places are guesses.
+
+    Neighbours are joined in the middle of the longest run of words that the end of one and the beginning of the next
+    have in common. Runs are looked for in as much again as the windows share; without one, the guesses decide.
+    """
+    kept: list[AlignedWord] = []
+    last: WindowWords | None = None
+    for window in windows:
+        found = list(window.words)
+        if last is not None:
+            shared = last.end - window.start
+            tail = next((i for i, word in enumerate(kept) if word.end > window.start - shared), len(kept))
+            head = [word for word in found if word.start < last.end + shared]
+            before, after = ([_bare(word.text) for word in words] for words in (kept[tail:], head))
+            run = SequenceMatcher(None, before, after, autojunk=False).find_longest_match()
+            if run.size:
+                middle = run.size // 2
+                keep, skip = tail + run.a + middle, run.b + middle
+            else:
+                cut = window.start + shared // 2
+                keep = next((i for i, word in enumerate(kept) if word.start + word.end >= 2 * cut), len(kept))
+                skip = next((i for i, word in enumerate(found) if word.start + word.end >= 2 * cut), len(found))
+            yield from kept[:keep]
+            found = found[skip:]
+        kept, last = found, window
+    yield from kept
+
+
+def _bare(word: str) -> str:
+    """Windows differ in capitals and punctuation."""
+    return "".join(letter for letter in word.casefold() if letter.isalnum())
 
 
 def _speech(window: WindowWords, start: int, end: int) -> NDArray[np.bool_]:

@@ -1,5 +1,6 @@
 """Pretrained models of every class, tiny and random, against transformers' own code and one client at a time."""
 
+import json
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
 
 from tests.federated.small import CPU, LOCAL  # noqa: E402
-from tests.models.huggingface.tiny_models import KINDS, WHISPER_SECONDS  # noqa: E402
+from tests.models.huggingface.tiny_models import KINDS, WHISPER_SECONDS, write_tiny_model  # noqa: E402
 from tests.tones import pack_tones  # noqa: E402
 
 from sottovoce.base.errors import InputError  # noqa: E402
@@ -246,6 +247,39 @@ def test_recognition_is_theirs(folders: Callable[[str], Path]) -> None:
         (line,) = theirs.generate(one.features_UTF[:, :, 0], max_new_tokens=10).tolist()
         expected = line[1 : line.index(2, 1) if 2 in line[1:] else None]
         assert [token - 1 for token in texts[0].tokens] == expected[:10]
+
+
+def test_tokens_that_a_model_forbids_are_not_written(tmp_path: Path) -> None:
+    """Whisper's files name some for the whole text and some for its beginning; the oracle is its own `generate`."""
+    folder = write_tiny_model("whisper", tmp_path / "whisper")
+    features = noise(settings_of(folder))
+    features = replace(features, features_UTF=features.features_UTF.float()).take(torch.tensor([0]))
+
+    def search() -> list[int]:
+        settings = settings_of(folder)
+        parameters = FAMILY.init(settings, generator=torch.Generator())
+        ((best, *_),) = family.search(parameters, features, settings=settings, how=GREEDY)
+        return [token - 1 for token in best.tokens]
+
+    free = search()
+    assert len(set(free)) > 1
+    nowhere, not_first = free[-1], free[0] if free[0] != free[-1] else free[1]
+    file = folder / "generation_config.json"
+    forbidden = {"suppress_tokens": [nowhere], "begin_suppress_tokens": [not_first]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | forbidden))
+    found = search()
+    assert nowhere not in found
+    assert found[0] != not_first
+    theirs = transformers.WhisperForConditionalGeneration.from_pretrained(folder)
+    (line,) = transformers.GenerationMixin.generate(
+        theirs,
+        input_features=features.features_UTF.mT,
+        decoder_input_ids=torch.tensor([[1]]),
+        generation_config=transformers.GenerationConfig(
+            decoder_start_token_id=1, eos_token_id=2, pad_token_id=0, max_new_tokens=len(found), **forbidden
+        ),
+    ).tolist()
+    assert found == line[1:]
 
 
 @pytest.mark.parametrize("factors", ["both", "b", "alternate", "project"])

@@ -41,6 +41,12 @@ def end_of_text(settings: Settings) -> int:
     return int(end[0] if isinstance(end, list) else end or 0)
 
 
+def suppressed_tokens(settings: Settings) -> dict[str, list[int]]:
+    """Tokens that the model's files forbid: everywhere, and right behind what a text begins with (Whisper's do)."""
+    named = ("suppress_tokens", "begin_suppress_tokens")
+    return {name: [int(token) for token in own] for name in named if (own := settings.of_generation.get(name))}
+
+
 def longest_text(settings: Settings) -> int:
     """How many tokens the decoder can write."""
     config, generation = settings.of_model, settings.of_generation

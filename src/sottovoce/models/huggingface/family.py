@@ -48,6 +48,7 @@ from sottovoce.models.huggingface.decoding import (
     longest_text,
     padding_token,
     prompt_tokens,
+    suppressed_tokens,
 )
 from sottovoce.models.huggingface.gates import check_can_be_trained
 from sottovoce.models.huggingface.graphs import (
@@ -246,6 +247,7 @@ def _generation(settings: Settings, *, width: int, most: int) -> Any:
         max_length=None,
         num_beams=width,
         do_sample=False,
+        **suppressed_tokens(settings),
     )
 
 

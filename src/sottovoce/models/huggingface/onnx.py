@@ -29,6 +29,7 @@ from sottovoce.models.huggingface.decoding import (
     decoder_prompt,
     end_of_text,
     longest_text,
+    suppressed_tokens,
 )
 from sottovoce.models.huggingface.front_ends import stack_filterbanks
 from sottovoce.models.huggingface.inputs import (
@@ -79,6 +80,7 @@ def to_onnx(parameters: Parameters, settings: Settings) -> OnnxModel:
         "tokens_a_second": TOKENS_A_SECOND,
         "samples_per_frame": samples_per_frame(settings),
         "first_token": 1,  # the first of `tokens` is the blank, which the decoder does not have
+        **suppressed_tokens(settings),
     }
     graphs = (_encoder_graph(parameters, settings), _decoder_graph(parameters, settings))
     return OnnxModel(graphs=graphs, decoding=decoding)
