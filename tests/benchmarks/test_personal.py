@@ -16,7 +16,7 @@ SEED = ("seed: 1\n", "seed: 2\n")
 
 def person(number: int, *, public: int, personal: int) -> dict[str, Any]:
     errors = {"public": public, "unguarded": personal, "personal": min(public, personal)}
-    few = {"utterances": 2, "is_kept": False, "errors": errors | {"unguarded": public + 1, "personal": public}}
+    few = {"utterances": 2, "is_kept": True, "errors": errors | {"unguarded": public + 1, "personal": public + 1}}
     return {
         "client": number,
         "groups": {"accent": "German" if number <= 8 else f"other {number}", "age": "30"},

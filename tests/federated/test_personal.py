@@ -17,9 +17,14 @@ def counts(*errors: int, words: int = 10) -> Any:
 
 
 def test_one_utterance_alone_never_decides() -> None:
-    assert not decide(counts(9), counts(0), margin=1).is_kept
-    assert not decide(counts(9, 4, 4), counts(0, 4, 4), margin=1).is_kept
-    assert decide(counts(9, 4, 4), counts(0, 3, 4), margin=1).is_kept
+    assert not decide(counts(9, 4, 4, 4), counts(0, 4, 4, 4), margin=1).is_kept
+    assert decide(counts(9, 4, 4, 4), counts(0, 3, 4, 4), margin=1).is_kept
+
+
+def test_less_than_four_utterances_keep_the_public_model() -> None:
+    assert not decide(counts(9, 9, 9), counts(0, 0, 0), margin=0).is_kept
+    assert "expected at least 4" in decide(counts(9, 9, 9), counts(0, 0, 0), margin=0).describe()
+    assert decide(counts(9, 9, 9, 9), counts(0, 0, 0, 0), margin=0).is_kept
 
 
 def test_nothing_to_try_on_keeps_the_public_model() -> None:
@@ -29,12 +34,12 @@ def test_nothing_to_try_on_keeps_the_public_model() -> None:
 
 
 def test_as_good_is_not_better_at_any_margin() -> None:
-    assert not decide(counts(3, 2), counts(2, 3), margin=0).is_kept
-    assert decide(counts(3, 2), counts(2, 2), margin=0).is_kept
+    assert not decide(counts(3, 2, 1, 1), counts(2, 3, 1, 1), margin=0).is_kept
+    assert decide(counts(3, 2, 1, 1), counts(2, 2, 1, 1), margin=0).is_kept
 
 
 @given(
-    public=st.lists(st.integers(0, 10), min_size=1, max_size=8),
+    public=st.lists(st.integers(0, 10), min_size=4, max_size=8),
     personal=st.lists(st.integers(0, 10), min_size=8, max_size=8),
     margin=st.floats(0, 4),
 )

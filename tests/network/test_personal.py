@@ -1,5 +1,7 @@
 """A node's personal part: in its home, for its owner alone, and in no answer."""
 
+from pathlib import Path
+
 from tests.network.conftest import MakeCluster
 from tests.network.local_cluster import NAMES, LocalCluster, content
 
@@ -32,8 +34,8 @@ def test_answers_are_the_same_with_and_without(make_cluster: MakeCluster) -> Non
     assert kinds[0] - kinds[1] == {"personal"}
 
 
-def test_the_part_stays_in_the_home_and_belongs_to_the_model_there(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster(content(steps=2))
+def test_the_part_stays_in_the_home_and_belongs_to_the_model_there(make_cluster: MakeCluster, four_each: Path) -> None:
+    cluster = make_cluster(content(steps=2), stores=four_each)
     answers(cluster, personal=OWN)
     participant, place = cluster.joined[ANNA], cluster.place / ANNA / "home" / "personal"
     assert {path.name for path in place.iterdir()} == {"received"}  # an answer waits for no training

@@ -9,7 +9,8 @@ update: nobody else gets it, no sum has it, and no ε speaks of it.
 
 The guard decides by the person's own training speech. Each fold is recognised by the public model and by a part that
 was trained without it. The part is kept only if it makes fewer errors by more than `margin` standard errors of the
-difference, which takes at least two utterances. Speech that somebody is tested on is never looked at.
+difference, so that at least two utterances have to agree. With fewer than `FEWEST_UTTERANCES` the public model is kept.
+Speech that somebody is tested on is never looked at.
 
 Shapes: U utterances of one person.
 """
@@ -39,7 +40,7 @@ from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.trainable import Trainable, split_names, split_parameters
 from sottovoce.optimisers.weights import Weights
 
-FEWEST_UTTERANCES = 2  # to train on one and try the other
+FEWEST_UTTERANCES = 4  # with fewer, parts do harm, and no guard can tell (docs/personal.md)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,9 +195,8 @@ class Decision:
     def describe(self) -> str:
         """In one line."""
         if self.utterances < FEWEST_UTTERANCES:
-            return (
-                f"{self.utterances} utterance of speech: too little to try a personal part on; the public model is kept"
-            )
+            few = f"{self.utterances} recordings with a text, expected at least {FEWEST_UTTERANCES}"
+            return f"{few}: too little to try a personal part on; the public model is kept"
         found = (
             f"on {self.utterances} utterances that it had not seen, {self.words} words: {self.public_errors} errors by "
             f"the public model, {self.personal_errors} with the personal part"
@@ -210,7 +210,7 @@ def decide(public_U4: Counts, personal_U4: Counts, *, margin: float) -> Decision
     """Keep the part if it makes fewer errors by more than `margin` standard errors of the difference.
 
     The standard error of a sum of U differences d is about √Σd². One utterance alone never suffices at margin=1: its
-    difference is no more than that.
+    difference is no more than that. Fewer than `FEWEST_UTTERANCES` never do.
     """
     public_U, personal_U = (counts_U4[:, 1:].sum(axis=1) for counts_U4 in (public_U4, personal_U4))
     fewer_U = public_U - personal_U
@@ -221,7 +221,7 @@ def decide(public_U4: Counts, personal_U4: Counts, *, margin: float) -> Decision
         public_errors=int(public_U.sum()),
         personal_errors=int(personal_U.sum()),
         needed=needed,
-        is_kept=int(fewer_U.sum()) > needed,
+        is_kept=len(public_U4) >= FEWEST_UTTERANCES and int(fewer_U.sum()) > needed,
     )
 
 
