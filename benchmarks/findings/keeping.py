@@ -19,6 +19,8 @@ from sottovoce.base.errors import InputError
 from sottovoce.base.files import write_atomically
 from sottovoce.base.parsing import ParseError
 from sottovoce.base.seeds import name_key
+from sottovoce.evaluation.error_rates import FEWEST_SPEAKERS
+from sottovoce.evaluation.score import UNKNOWN, pool_small_groups
 from sottovoce.privacy.ledger_report import SIGNATURE
 from sottovoce.privacy.planner import plan_run, smallest_population
 from sottovoce.privacy.pld import QUICK
@@ -33,6 +35,7 @@ from sottovoce.training.run_folder import (
     INPUTS,
     LEDGER,
     METRICS,
+    PERSONAL,
     POPULATION,
     RESULTS,
 )
@@ -41,11 +44,12 @@ PLANNED = "planned.json"
 PROBE = "probe.json"  # what `sottovoce probe --json` said of the run's model, where somebody has put it there
 WHOLE = (CONFIG, INPUTS, ENVIRONMENT, ENGINE, POPULATION, LEDGER, PROBE)
 IN_BRIEF = (CONFIG, INPUTS, ENVIRONMENT, PROBE)
-FILES = (*WHOLE, METRICS, DIAGNOSTICS, RESULTS, PLANNED)
+FILES = (*WHOLE, METRICS, DIAGNOSTICS, RESULTS, PLANNED, PERSONAL)
 
 # Rounds with numbers per layer: fewer of a model with many tensors, so that a run takes about 100 kB.
 FEWEST_ROUNDS, MOST_ROUNDS, TENSORS = 3, 5, 210
 BY_LAYER = ("layers", "signal_to_noise", "server_norms", "trust_ratios")
+ACCENT = "accent"
 BY_WINDOW = ("gradient_norms", "gradient_deviations")  # of central runs: few, and drawn over the steps
 DIGITS, LAYER_DIGITS = 6, 3
 SPARSE = 60  # records between evaluations, of a run that is kept in brief
@@ -74,6 +78,10 @@ def keep(run: Path, into: Path, *, rounds: int | None = None, brief: bool = Fals
             _write(into / name, _lines(thinned(sparse(records) if brief else records, rounds=0 if brief else rounds)))
     results = json.loads((run / RESULTS).read_text(encoding="utf-8"))
     _write(into / RESULTS, readable(_slim(results, brief=brief, speakers=speakers)) + "\n")
+    if (run / PERSONAL).is_file():
+        quotes = any("samples" in test for test in results["test"].values())
+        people = json.loads((run / PERSONAL).read_text(encoding="utf-8"))
+        _write(into / PERSONAL, readable(people if quotes else facts_pooled(people)) + "\n")
     if not brief and (planned := _planned(results.get("privacy") or {})) is not None:
         _write(into / PLANNED, readable(planned) + "\n")
     return sum(file.stat().st_size for file in (*into.iterdir(), *_keep_audit(run, into)))
@@ -170,6 +178,14 @@ def _nameless(test: Mapping[str, Any]) -> dict[str, Any]:
             for person in people
         ]
     return {**test, "per_speaker": people}
+
+
+def facts_pooled(personal: Mapping[str, Any]) -> dict[str, Any]:
+    """Of voices that somebody owns an accent alone is kept, and only one that enough people share."""
+    people = personal["per_client"]
+    accents = pool_small_groups([person["groups"].get(ACCENT, UNKNOWN) for person in people], smallest=FEWEST_SPEAKERS)
+    known = [{} if accent == UNKNOWN else {ACCENT: accent} for accent in accents]
+    return {**personal, "per_client": [p | {"groups": own} for p, own in zip(people, known, strict=True)]}
 
 
 def _planned(privacy: Mapping[str, Any]) -> dict[str, Any] | None:

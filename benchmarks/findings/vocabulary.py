@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from findings import clients, figures, terminal
+from findings import clients, figures, personal, terminal
 from findings.kept import Kept, MissingRunsError, each
 from findings.numbers import (
     Judge,
@@ -63,11 +63,19 @@ class Vocabulary:
             self.client_table,
             self.client_amounts,
         )
+        of_parts = (
+            self.personal_groups,
+            self.personal_recovered,
+            self.personal_amounts,
+            self.personal_gaps,
+            self.personal_worse,
+        )
         drawings = (
             *(self.wer_figure, self.norms_figure, self.gain_figure, self.client_figure),
             *(self.spreads_figure, self.report_figure),
         )
-        return {function.__name__: function for function in (*sentences, *of_encoders, *others, *of_clients, *drawings)}
+        named = (*sentences, *of_encoders, *others, *of_clients, *of_parts, *drawings)
+        return {function.__name__: function for function in named}
 
     def wer(self, run: str, *, test: str | None = None) -> str:
         """Test WER of one run with its 95 % interval over speakers."""
@@ -194,6 +202,26 @@ class Vocabulary:
         """Quarters of the clients by how much speech they have, before and after."""
         found = self.kept.run(run)
         return f"{clients.by_amount(found)}\n\nFrom {self.kept.link(found, run)}."
+
+    def personal_groups(self, setting: str, *, way: str = "personal") -> str:
+        """Each group of people by the public model and with personal parts; `way="unguarded"` keeps all parts."""
+        return personal.groups_table(self.kept, setting, way=way)
+
+    def personal_recovered(self, private: str, quiet: str) -> str:
+        """What noise costs each group, and how much of it personal parts give back."""
+        return personal.recovered_table(self.kept, private, quiet)
+
+    def personal_amounts(self, setting: str) -> str:
+        """What a part does by how many utterances it is trained on."""
+        return personal.amounts_table(self.kept, setting)
+
+    def personal_gaps(self, setting: str) -> str:
+        """The worst group by the public model and with personal parts, with its gap."""
+        return personal.gaps_table(self.kept, setting)
+
+    def personal_worse(self, *settings: str) -> str:
+        """In how many groups of these settings guarded parts are worse by more than the interval."""
+        return personal.count_worse(self.kept, settings)
 
     def client_figure(self, *runs: str, name: str) -> str:
         """Sorted WER of the clients of some runs, before and after: Figure 4 of Gao et al."""

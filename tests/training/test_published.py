@@ -16,6 +16,7 @@ from tests.published import (
     RARE,
     clocks,
     differences,
+    every,
     machine,
     named,
     packed,
@@ -113,6 +114,22 @@ def test_nobody_can_be_looked_up_in_the_folder_of_a_release(release: Path, store
 def test_no_path_of_the_machine_is_in_the_folder_of_a_release(release: Path, stores: Path) -> None:
     """A home folder has somebody's name. What a recipe itself names is in its config.yaml; this one names no path."""
     assert search(release, machine(release.parent, stores)) == []
+
+
+def test_a_personal_part_changes_and_adds_no_byte_of_the_release_it_belongs_to(
+    release: Path, stores: Path, tmp_path: Path
+) -> None:
+    before, times = dict(every(release)), [path.lstat().st_mtime for path in release.rglob("*")]
+    asked = ["--data", stores / "tones", "--user", "corpus-voice-0000", "--out", tmp_path / "part"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["sottovoce", "personalise", *map(str, (release, *asked, "--steps", 1))])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert not ended.value.code
+    assert dict(every(release)) == before
+    assert [path.lstat().st_mtime for path in release.rglob("*")] == times
+    part = json.loads((tmp_path / "part/personal.json").read_text())
+    assert search(release, {part["base"].encode(): "a part's model", part["tensors"].encode(): "a part"}) == []
 
 
 def test_a_simulation_names_its_test_speakers(simulation: Path, stores: Path) -> None:

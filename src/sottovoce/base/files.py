@@ -118,9 +118,9 @@ def name_in_errors(path: Path) -> Iterator[None]:
         raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
-def write_json(path: Path, content: Any) -> None:
-    """`content` as readable JSON, atomically."""
-    with write_atomically(path) as file:
+def write_json(path: Path, content: Any, *, private: bool = False) -> None:
+    """`content` as readable JSON, atomically; a `private` file is its owner's."""
+    with write_atomically(path, private=private) as file:
         file.write(encode_utf8(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"))
 
 

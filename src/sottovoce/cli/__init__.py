@@ -25,6 +25,7 @@ from sottovoce.cli import (
     keys,
     ledger,
     models,
+    personalise,
     plan,
     prepare,
     probe,
@@ -51,7 +52,8 @@ app = typer.Typer(
 )
 for _command in (
     *(stats.stats, tokens.tokens, run.run, recipes.recipes, serve.serve, join.join, plan.plan, audit.audit),
-    *(ledger.ledger, report.report, evaluate.evaluate, compare.compare, transcribe.transcribe, probe.probe),
+    *(ledger.ledger, report.report, evaluate.evaluate, compare.compare, transcribe.transcribe),
+    *(personalise.personalise, probe.probe),
     *(export.export, export.verify),
 ):
     app.command()(_command)

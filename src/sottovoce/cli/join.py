@@ -57,6 +57,13 @@ def join(
     rounds_a_day: Annotated[int | None, typer.Option(help="Train in at most so many rounds a day.")] = None,
     seconds_a_day: Annotated[float | None, typer.Option(help="Train for at most so many seconds a day.")] = None,
     megabytes_a_day: Annotated[float | None, typer.Option(help="Send at most so much a day.")] = None,
+    personal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PART",
+            help="When the run is over, also train a part of your own, which stays in the home: lora(r=4), biases.",
+        ),
+    ] = None,
     stay: Annotated[
         bool, typer.Option("--stay", help="Wait for another run when this one is over; it needs another yes.")
     ] = False,
@@ -71,6 +78,7 @@ def join(
     run is over, it ends by itself.
     """
     from sottovoce.evaluation.recognise import choose_device
+    from sottovoce.federated.personal import PersonalTraining
     from sottovoce.network.certificates import check_valid
     from sottovoce.network.keys import NODE_KEY, load_certificate, load_private_key
     from sottovoce.network.messages import Order, OrderAnswer
@@ -121,6 +129,7 @@ def join(
         base=base,
         device=choose_device(device),
         quota=quota,
+        personal=None if personal is None else PersonalTraining(part=personal),
         say=print_line,
         on_answer=report_answer,
     )
@@ -185,6 +194,7 @@ def _answer_until_stopped(participant: "Participant", answer_orders: Callable[[]
                 if participant.has_left:
                     print_line("left for good: nothing is answered any more")
                     break
+                participant.train_own_part()
                 working.join(POLL_SECONDS)
         except KeyboardInterrupt:
             print_line("ending after the present order; the same command goes on")
@@ -193,6 +203,7 @@ def _answer_until_stopped(participant: "Participant", answer_orders: Callable[[]
             working.join()
     if failed:
         raise failed[0]
+    participant.train_own_part()
 
 
 def _ask(participant: "Participant", invitation: "Invitation") -> None:

@@ -20,6 +20,7 @@ from sottovoce.data.population import ClientRule, PopulationSettings
 from sottovoce.evaluation.measures import MeasureName
 from sottovoce.federated.bound_estimates import BoundEstimation
 from sottovoce.federated.client import LocalTraining
+from sottovoce.federated.personal import PersonalTraining
 from sottovoce.federated.server import ServerSettings
 from sottovoce.models.trainable import parse_part
 from sottovoce.optimisers import Optimiser, build_optimiser
@@ -231,6 +232,17 @@ class SharedDevSettings(Section):
     utterances: int | None = Field(default=100, ge=1)
 
 
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class PersonalSettings(PersonalTraining):
+    """Personal parts in a simulation: of so many `people`, who are tested on what they hold out.
+
+    `amounts` are numbers of utterances with which it is done as well, by those who have more.
+    """
+
+    people: Annotated[int, Field(ge=1)] | Literal["all"] = "all"
+    amounts: tuple[Annotated[int, Field(ge=1)], ...] = ()
+
+
 class FederationSettings(Section):
     """Federated training: `steps` rounds (T), each with `cohort_size` clients (S) in expectation.
 
@@ -242,7 +254,7 @@ class FederationSettings(Section):
     unwritten = frozenset(
         {
             *("rescale_norms", "server_pass", "shared_dev", "test_clients", "test_along", "client_wer"),
-            *("model_bits", "measure", "estimate_bound", "expected_answers", "training_seconds"),
+            *("model_bits", "measure", "estimate_bound", "expected_answers", "training_seconds", "personal"),
         }
     )
 
@@ -273,6 +285,7 @@ class FederationSettings(Section):
     test_along: Literal[True] | None = None
     client_wer: ClientWer | None = None
     estimate_bound: BoundEstimation | None = None
+    personal: PersonalSettings | None = None
     model_bits: Literal[16] | None = None
     training_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     measure: MeasureName | None = None
@@ -324,7 +337,19 @@ class FederationSettings(Section):
             )
         if self.estimate_bound is not None:
             self._check_bound()
+        if self.personal is not None:
+            self._check_personal()
         return self
+
+    def _check_personal(self) -> None:
+        """Parts are tested on held-out speech, by whoever has the speech: in a release that is nobody but its owner."""
+        if self.privacy.mode is Mode.SECURE:
+            raise ValueError(
+                "personal with privacy.mode=secure: what a part does for one person is private, and no ε covers it; "
+                "expected null, and `sottovoce personalise` or `join --personal` where the speech is"
+            )
+        if self.clients.holdout is None:
+            raise ValueError("personal without held-out speech to test on: expected clients.holdout")
 
     def _check_bound(self) -> None:
         """The theorems want SGD steps, as many for every client, and LAMB; estimates want every client's gradients."""

@@ -78,6 +78,8 @@ def _shrink(federation: dict[str, Any], seed_model: str | None) -> None:
     clients |= {"min_seconds": None, "max_seconds": None}
     if federation.get("test_clients") is not None:
         federation["test_clients"] = 4
+    if federation.get("personal") is not None:
+        federation["personal"] |= {"part": "biases", "steps": 1, "people": 2, "folds": 2, "amounts": []}
     if federation["trainable"] is not None:
         # A tiny model has few blocks, and narrow ones.
         blocks = re.sub(r"blocks\.[^.,]+", "blocks.*", federation["trainable"])

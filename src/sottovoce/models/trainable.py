@@ -89,7 +89,7 @@ def parse_part(text: str) -> Part:
     """
     patterns: list[str] = []
     loras: list[Lora] = []
-    for item in (item.strip() for item in _COMMA.split(text)):
+    for item in split_names(text):
         if found := _LORA.fullmatch(item):
             loras.append(_lora(found[1], text=text))
         elif found := _BLOCKS.fullmatch(item):
@@ -101,6 +101,15 @@ def parse_part(text: str) -> Part:
     if len(loras) > 1:
         raise InputError(f"trainable={text!r}: expected lora(…) at most once")
     return Part(text, tuple(patterns), loras[0] if loras else None)
+
+
+def split_names(text: str) -> list[str]:
+    """The items of a list of what is trained.
+
+    >>> split_names("lora(r=8, alpha=16), output")
+    ['lora(r=8, alpha=16)', 'output']
+    """
+    return [item.strip() for item in _COMMA.split(text)]
 
 
 def _lora(settings: str, *, text: str) -> Lora:

@@ -31,7 +31,7 @@ ONLY_WHERE_ASKED = frozenset({"client_wer", "model_bits", "expected_answers", "t
 NOT_OF_FEDERATION = (
     *("seed_model", "rescale_norms", "server", "server_pass", "shared_dev", "engine", "stack_size", "workers"),
     *("evaluate_every", "checkpoint_every", "test_clients", "test_along", "measure", "patience"),
-    "estimate_bound",
+    *("estimate_bound", "personal"),
 )
 NOT_OF_PRIVACY = ("population_size", "extrapolate")
 

@@ -42,6 +42,7 @@ from sottovoce.report.people import (
     speaker_table,
     transcript_section,
 )
+from sottovoce.report.personal import personal_section
 from sottovoce.report.populations import common_accountant, larger_population
 from sottovoce.report.records import RunRecord
 from sottovoce.report.run_facts import recipe_title, settings_section
@@ -61,6 +62,7 @@ SECTIONS: tuple[Callable[[Sequence[RunRecord]], PageSection | None], ...] = (
     bound_section,
     people_section,
     client_results_section,
+    personal_section,
     transcript_section,
     clients_section,
     speed_section,

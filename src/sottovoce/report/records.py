@@ -29,6 +29,7 @@ from sottovoce.training.run_folder import (
     LEDGER,
     METRICS,
     NO_EPSILON,
+    PERSONAL,
     POPULATION,
     RESULTS,
     STAND_IN,
@@ -86,6 +87,7 @@ class RunRecord:
     problems: tuple[str, ...]
     damaged: tuple[str, ...] = ()
     inputs: Record = field(default_factory=dict)
+    personal: Record = field(default_factory=dict)
 
     @property
     def base_model(self) -> Record:
@@ -255,6 +257,7 @@ def read_run(label: str, folder: Path) -> RunRecord:
         diagnostics=_read_lines(folder / DIAGNOSTICS, torn),
         ledger=_check_ledger(folder),
         inputs=_read(folder / INPUTS, parse_json, damaged) or {},
+        personal=_read(folder / PERSONAL, parse_json, damaged) or {},
         problems=(*damaged, *torn),
         damaged=tuple(damaged),
     )

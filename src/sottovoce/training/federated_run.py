@@ -29,6 +29,7 @@ from sottovoce.training.engines import choose_clients
 from sottovoce.training.federation import FederatedLoop
 from sottovoce.training.loop import INTERRUPTED, LoopEnd
 from sottovoce.training.parent_model import find_enclosing_run, find_parent_model
+from sottovoce.training.personal import write_personal_results
 from sottovoce.training.privacy_report import (
     build_privacy_report,
     describe_noise,
@@ -91,6 +92,7 @@ def run_federated(
                 return Outcome(target.out, stopped_at=ended.step)
             context.on_stage("testing")
             results = _results(federation, run, ended, ranks) | {"tokens": tokens}
+            write_personal_results(federation, run, load_recogniser(run.best))
             # Before they are written: a run whose results are there has nothing left to do.
             record_results(
                 run.path / LEDGER,

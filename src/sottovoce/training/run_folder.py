@@ -1,7 +1,7 @@
 """A run's folder: all files that a run writes.
 
 runs/<name>/config.yaml  inputs.json  environment.json  metrics.jsonl  results.json
-            ledger.jsonl  diagnostics.jsonl      (federated runs; the second in simulations only)
+            ledger.jsonl  diagnostics.jsonl  personal.json   (federated runs; the last two in simulations only)
             tensorboard/ (not of a release)  checkpoints/  model -> best
             trackers.json                        (what services call the run, and how much of it they have)
             frozen.safetensors                   (what is not trained, where that is not all)
@@ -29,8 +29,9 @@ CONFIG, INPUTS, ENVIRONMENT = "config.yaml", "inputs.json", "environment.json"
 METRICS, DIAGNOSTICS, LEDGER = "metrics.jsonl", "diagnostics.jsonl", "ledger.jsonl"
 RESULTS, LOCK = "results.json", ".lock"
 ENGINE, POPULATION, TRACKERS = "engine.json", "population.json", "trackers.json"
+PERSONAL = "personal.json"  # of simulations only
 CHECKPOINTS, MODEL, STATE = "checkpoints", "model", "state.json"  # the last of every checkpoint
-FILES = (CONFIG, INPUTS, ENVIRONMENT, METRICS, DIAGNOSTICS, LEDGER, RESULTS, ENGINE, POPULATION, TRACKERS)
+FILES = (CONFIG, INPUTS, ENVIRONMENT, METRICS, DIAGNOSTICS, LEDGER, RESULTS, ENGINE, POPULATION, TRACKERS, PERSONAL)
 
 BEFORE_IT_BEGINS = {CONFIG, INPUTS, ENVIRONMENT, ENGINE, POPULATION}  # written before anything is trained or charged
 

@@ -2,6 +2,7 @@
 
 HOME/node.json       says that this is a node's home, and in which version of its layout
 HOME/ledger.jsonl    what was accepted and sent (`ledger`)
+HOME/personal        one's own part of the model, where that was asked for (`personal`)
 HOME/paused          while it is there, nothing is answered; `left`: nor ever again
 
 Pausing and leaving are refused, and write nothing, where no node is. Homes of older releases have no `node.json`; they

@@ -29,6 +29,7 @@ from sottovoce.base.errors import InputError
 from sottovoce.base.files import write_atomically
 from sottovoce.base.signatures import PrivateKey, PublicKey
 from sottovoce.data.store import Store
+from sottovoce.federated.personal import PersonalTraining
 from sottovoce.network.certificates import check_valid, order_signing_key, parse_certificate
 from sottovoce.network.client_recipe import find_base_files
 from sottovoce.network.invitation import Invitation, unpack_invitation
@@ -46,6 +47,7 @@ from sottovoce.network.messages import (
 )
 from sottovoce.network.model_transfer import read_round_model, read_start_model
 from sottovoce.network.node.ledger import NodeLedger, Quota
+from sottovoce.network.node.personal import EndedRun, keep_received, train_node_part
 from sottovoce.network.node.time_limit import TimeLimit
 from sottovoce.network.node.training import NodeSecureSum, NodeTraining, prepare_training, zero_update
 from sottovoce.network.secure_sum.words import update_bytes
@@ -63,7 +65,8 @@ class Participant:
 
     `say` is for its user: nothing of it goes to the network. `on_answer` gets every order with its answer, as it
     leaves. `invited` is what the user was asked last and has not accepted yet; no answer waits for them. `ended` is
-    after how many rounds the server has ended a run.
+    after how many rounds the server has ended a run. With `personal` a part of its user's own is trained then, which
+    stays in the home: answers are the same with and without.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class Participant:
         base: Path | None = None,
         device: torch.device | None = None,
         quota: Quota | None = None,
+        personal: PersonalTraining | None = None,
         largest_order: int = LARGEST_ORDER,
         say: Callable[[str], None] = lambda _: None,
         on_answer: Callable[[Order, OrderAnswer], None] = lambda order, answer: None,
@@ -90,6 +94,8 @@ class Participant:
         self._service: _Service | None = None
         self._warned_of: x509.Certificate | None = None
         self._answering = threading.Lock()
+        self._personal = personal
+        self._own_part_of: EndedRun | None = None
         self.invited: Invitation | None = None
         self.ended: int | None = None
 
@@ -107,6 +113,16 @@ class Participant:
     @property
     def has_left(self) -> bool:
         return self._ledger.has_left
+
+    def train_own_part(self) -> None:
+        """Train the part that is due since a run was ended, if one is."""
+        ended, self._own_part_of = self._own_part_of, None
+        if ended is None or self._personal is None:
+            return
+        try:
+            train_node_part(ended, self._home, self._personal, say=self._say)
+        except InputError as error:
+            self._say(f"no personal part was trained: {error}")
 
     def departure(self) -> bytes | None:
         """The signed message that its user has left for good; None where they have not."""
@@ -259,6 +275,8 @@ class Participant:
         service.secure_sum = None  # a new attempt: whatever became of the last one
         self._check_bytes(service)
         server_P = read_round_model(model, training.plan.layout, model_bits=settings.model_bits)
+        if self._personal is not None:
+            keep_received(order.run, model, self._home, say=self._say)
         idle = not self._ledger.may_train(self._quota, now=self._now())
         if idle:
             self._say("today's limit is reached: what is sent is zeros")
@@ -299,6 +317,8 @@ class Participant:
         if order.run != service.run or order.payload:
             raise Refused(AnswerCode.UNEXPECTED)
         self._ledger.end(order, now=self._now())
+        if self._personal is not None and service.training is not None:
+            self._own_part_of = EndedRun(order.run, service.invitation.recipe, service.training)
         self._service, self.ended = None, order.step
         return order.answered()
 

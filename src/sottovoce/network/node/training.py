@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.base.signatures import PrivateKey, sign
+from sottovoce.data.population import Population
 from sottovoce.data.store import Store
 from sottovoce.evaluation.score import check_language
 from sottovoce.federated.client_wer import LocalEvaluationClients
@@ -32,14 +33,16 @@ from sottovoce.training.testing import check_can_transcribe
 
 @dataclass(frozen=True, eq=False)
 class NodeTraining:
-    """What a node needs in every round: its plan, and a simulation's engine for one client, `index`.
+    """What a node needs in every round: its plan, and a simulation's engine for one client, `index` of `population`.
 
     With `wer_plan` and `evaluation_clients` it can also measure that client's word error rate.
     """
 
     plan: Plan
     engine: Engine
+    population: Population
     index: int
+    start: Recogniser
     device: torch.device
     wer_plan: Plan | None = None
     evaluation_clients: LocalEvaluationClients | None = None
@@ -95,7 +98,7 @@ def prepare_training(
     population, index = find_own_client(recipe, store, user=user)
     engine = build_engine("sequential", recipe, population, start, plan, device=device)
     evaluation_clients = build_local_wer_clients(recipe, population, start, device=device)
-    return NodeTraining(plan, engine, index, device, invitation.wer_plan, evaluation_clients)
+    return NodeTraining(plan, engine, population, index, start, device, invitation.wer_plan, evaluation_clients)
 
 
 @final
