@@ -132,7 +132,7 @@ def unusable(settings: Settings, samples: int, tokens: Sequence[int]) -> str | N
 
 
 # The width from which on a processor is 1.7 times as fast in bfloat16, with only 4 s a step (docs/benchmarks.md). tiny
-# (96) gains 1.2 to 1.5 and keeps the bits that it always had, as all models do with which CPU results were made.
+# (96) gains nothing in whole rounds and keeps its bits, as all models do with which CPU results were made.
 BFLOAT16_WIDTH = 192
 
 
