@@ -424,6 +424,18 @@ def test_enough_of_the_group_whose_turn_it_is_are_waited_for() -> None:
     assert plan.fewest_available(default_least(plan)) <= 3000 * 3 // 4
 
 
+def test_of_a_group_some_may_be_late() -> None:
+    """Drawn at the rate in a group, and in time as often as stated: enough are waited for where both are coins."""
+    plan = planned(SAMPLED, people=30_004, cohort_size=1000)
+    late = Plan(replace(plan.settings, expected_answers=800), LAYOUT, sum_bits=32)
+    fewer = planned(SAMPLED, people=30_004, cohort_size=800)
+    assert late.denominator == fewer.denominator == 800
+    assert late.fewest_available(400) == pytest.approx(fewer.fewest_available(400), abs=2)
+    assert late.fewest_available(400) > plan.fewest_available(400)
+    assert late.event == plan.event  # of all who are drawn
+    assert default_least(late) < default_least(plan)
+
+
 def test_of_a_group_that_is_taken_whole_the_least_are_enough() -> None:
     plan = planned(WHOLE, people=300, cohort_size=30)
     assert nodes_needed(plan, 30, least=20, is_secure=True).fewest == 20
