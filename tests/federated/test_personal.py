@@ -63,6 +63,7 @@ def test_a_part_that_is_kept_makes_fewer_errors_and_a_wider_margin_keeps_fewer(
         ({"folds": 1}, "personal: folds=1, expected at least 2"),
         ({"margin": -1.0}, "personal: margin=-1.0, expected a finite number, at least 0"),
         ({"part": "lora(r=4),,"}, "personal: part='lora\\(r=4\\),,': expected lora"),
+        ({"part": "biases, lora(r=none)"}, "trainable='lora\\(r=none\\)'"),
         ({"lr": 0.0}, "lr=0.0, expected a positive number"),
         ({"optimiser": {"name": "adamx"}}, "adamx"),
     ],

@@ -35,9 +35,9 @@ from sottovoce.evaluation.error_rates import Counts, count_word_errors
 from sottovoce.evaluation.recognise import recognise_utterances
 from sottovoce.federated.client import ClientContext, LocalTraining, PlannedClient, load_client, train_locally
 from sottovoce.federated.feature_cache import FeatureCache
-from sottovoce.models.personal_part import PersonalPart, build_personal_part, parse_personal_part
+from sottovoce.models.personal_part import BIASES, PersonalPart, build_personal_part, parse_personal_part
 from sottovoce.models.recogniser import Recogniser
-from sottovoce.models.trainable import Trainable, split_names, split_parameters
+from sottovoce.models.trainable import Trainable, parse_part, split_names, split_parameters
 from sottovoce.optimisers.weights import Weights
 
 FEWEST_UTTERANCES = 4  # with fewer, parts do harm, and no guard can tell (docs/personal.md)
@@ -66,6 +66,8 @@ class PersonalTraining:
             raise InputError(f"personal: margin={self.margin}, expected a finite number, at least 0")
         if not all(split_names(self.part)):
             raise InputError(f"personal: part={self.part!r}: expected lora(r=4), biases or output, or names of tensors")
+        if others := [name for name in split_names(self.part) if name != BIASES]:
+            parse_part(", ".join(others))
         self.local  # noqa: B018  # refuses what local training refuses
 
     @property
