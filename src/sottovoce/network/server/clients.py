@@ -124,7 +124,7 @@ class ClientsOverNetwork:
             waiting.wait(min(left, _POLL_SECONDS))
         while True:
             here = self._here()
-            if self._late and len(here) < availability.needed:
+            if self._late and len(here & availability.drawn) < availability.needed:
                 here = self._here(even_late=True)
             availability.mark_seen(here)
             availability.check_enough()
