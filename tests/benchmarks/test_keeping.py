@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import results as program
-from findings.keeping import FILES, PROBE, keep, readable, sparse, thinned
+from findings.keeping import FILES, PERSONAL, PROBE, keep, readable, sparse, thinned
 from findings.kept import Kept
 from tests.benchmarks.rendering import rendered
 
@@ -22,7 +22,7 @@ from sottovoce.training.ledger_check import check_ledger
 
 def test_a_kept_run_says_the_same(run: Path, results: Path) -> None:
     whole, small = read_run("run", run), read_run("run", results / "suite/dim")
-    assert {path.name for path in small.folder.iterdir()} == set(FILES) - {PROBE}, "which nobody asked for"
+    assert {path.name for path in small.folder.iterdir()} == set(FILES) - {PROBE, PERSONAL}, "which nobody asked for"
     assert small.config == whole.config
     assert small.ledger is not None
     assert small.ledger.report is not None
