@@ -72,6 +72,6 @@ class SequentialEngine(InProcessEngine):
         )
         # The working model is done with: it becomes the update.
         with torch.no_grad():
-            update_P = self.weights.master.neg_().add_(server_P)
+            update_P = torch.sub(server_P, self.weights.master, out=self.weights.master)
         norm = norms_L.mean()
         return Trained(update_P, (client.index,), losses_L.mean(), (figures,), loaded.audio_seconds, norm)

@@ -138,7 +138,8 @@ class StackedEngine(InProcessEngine):
         figures = self._figures(stack, weights, self._weighed_by(stack, losses_N, by_step))
         indices = tuple(member.client.index for member in stack.members)
         with torch.no_grad():
-            updates_NP = weights.master[: len(indices)].neg_().add_(server_P)
+            masters_NP = weights.master[: len(indices)]
+            updates_NP = torch.sub(server_P, masters_NP, out=masters_NP)
         return Trained(updates_NP, indices, losses_N, figures, stack.audio_seconds, gradient_norms=norms_N)
 
     def _stack(self, members: list[LoadedClient]) -> _Stack:
