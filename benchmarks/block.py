@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -71,7 +72,7 @@ class Bench:
         with torch.cuda.graph(graph, stream=stream):
             for number in range(self.repeats):
                 work(number)
-        times = []
+        times: list[float] = []
         for _ in range(13):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
@@ -90,32 +91,45 @@ def random(*shape: int, device: torch.device, number: int = 0, dtype: torch.dtyp
 def measure_products(bench: Bench, frames: int, settings: Settings) -> None:
     """Each product alone; in FP8 with operands made before; and a layer's two backward products, also side by side."""
     side = torch.cuda.Stream() if bench.device.type == "cuda" else None  # type: ignore[no-untyped-call]
-    own = {"device": bench.device}
+    drawn = partial(random, device=bench.device)
     for name, (rows, columns, depth) in products(frames, settings.width).items():
-        left = [random(rows, depth, number=2 * i, **own) for i in range(bench.repeats)]
-        right = [random(columns, depth, number=2 * i + 1, **own) for i in range(bench.repeats)]
+        # As they lie: all matrices are [out, in], all else [frames, …].
+        down, across = name.endswith("weight"), not name.endswith("forwards")
+        left = [
+            drawn(depth, rows, number=2 * i).t() if down else drawn(rows, depth, number=2 * i)
+            for i in range(bench.repeats)
+        ]
+        right = [
+            drawn(depth, columns, number=2 * i + 1) if across else drawn(columns, depth, number=2 * i + 1).t()
+            for i in range(bench.repeats)
+        ]
         flops = 2 * rows * columns * depth
-        bench.row(f"{frames} {name}", lambda i, left=left, right=right: left[i] @ right[i].t(), flops=flops)
-        gradient = torch.float8_e4m3fn if name.endswith("forwards") else torch.float8_e5m2
+        bench.row(f"{frames} {name}", partial(_product, left, right), flops=flops)
+        left_type = torch.float8_e5m2 if across else torch.float8_e4m3fn
+        left8 = [tensor.contiguous().to(left_type) for tensor in left]
+        right8 = [tensor.t().contiguous().to(torch.float8_e4m3fn).t() for tensor in right]
         one = torch.ones((), device=bench.device)
-        left8, right8 = [t.to(gradient) for t in left], [t.to(torch.float8_e4m3fn) for t in right]
-
-        def in_fp8(i: int, left8: Any = left8, right8: Any = right8, one: Tensor = one) -> Tensor:
-            return torch._scaled_mm(left8[i], right8[i].t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
-
-        bench.row(f"{frames} {name}, FP8", in_fp8, flops=flops)
+        bench.row(f"{frames} {name}, FP8", partial(_product8, left8, right8, one), flops=flops)
     for name, (out, inner) in matrices(settings.width).items():
         g, x, w = (
-            [random(*shape, number=3 * i + n, **own) for i in range(bench.repeats)]
+            [drawn(*shape, number=3 * i + n) for i in range(bench.repeats)]
             for n, shape in enumerate(((frames, out), (frames, inner), (out, inner)))
         )
         flops = 4 * frames * out * inner
         for label, stream in (("both backwards", None), ("both backwards, two streams", side)):
-            bench.row(
-                f"{frames} {name}, {label}",
-                lambda i, g=g, x=x, w=w, stream=stream: linear_gradients(g[i], x[i], w[i], stream),
-                flops=flops,
-            )
+            bench.row(f"{frames} {name}, {label}", partial(_both_gradients, g, x, w, stream), flops=flops)
+
+
+def _product(left: list[Tensor], right: list[Tensor], i: int) -> Tensor:
+    return left[i] @ right[i]
+
+
+def _product8(left8: list[Tensor], right8: list[Tensor], one: Tensor, i: int) -> Tensor:
+    return torch._scaled_mm(left8[i], right8[i], one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def _both_gradients(g: list[Tensor], x: list[Tensor], w: list[Tensor], side: Any, i: int) -> tuple[Tensor, Tensor]:
+    return linear_gradients(g[i], x[i], w[i], side)
 
 
 def linear_gradients(g: Tensor, x: Tensor, w: Tensor, side: Any) -> tuple[Tensor, Tensor]:
@@ -160,7 +174,8 @@ def measure_attention(bench: Bench, frames: int, settings: Settings) -> None:
 
 
 def packed_ends(frames: int, device: torch.device) -> tuple[Tensor, int]:
-    lengths, rng = [], np.random.default_rng(SEED)
+    lengths: list[int] = []
+    rng = np.random.default_rng(SEED)
     while (rest := frames - 100 - sum(lengths)) >= 100:  # utterances of one rung, 3 to 10 s
         lengths.append(min(rest, int(rng.integers(190, 210))))
     packing = plan_packing(lengths, padded_frames=max(lengths), device=device, row_multiple=frames)
@@ -258,20 +273,18 @@ def measure_blocks(bench: Bench, frames: int, settings: Settings, *, autotune: b
         if name.startswith("blocks.00.")
     }
     stack = [
-        BlockWeights(
-            *(random(*s, device=bench.device, number=i).mul_(s[-1] ** -0.5).requires_grad_() for s in shapes.values())
-        )
+        [random(*s, device=bench.device, number=i).mul_(s[-1] ** -0.5).requires_grad_() for s in shapes.values()]
         for i in range(bench.repeats)
     ]
     x = random(1, frames, settings.width, device=bench.device, number=1).requires_grad_()
     above = random(1, frames, settings.width, device=bench.device, number=2)
     options = {"longest": longest, "heads": settings.heads, "norm": settings.norm, "own": None}
 
-    def both(form: Callable[..., Tensor], x: Tensor, weights: BlockWeights, above: Tensor, drop: float) -> list[Tensor]:
-        after = form(x, weights, where=ends, dropout=drop, **options)
+    def both(form: Callable[..., Tensor], x: Tensor, weights: list[Tensor], above: Tensor, drop: float) -> list[Tensor]:
+        after = form(x, BlockWeights(*weights), where=ends, dropout=drop, **options)
         return [after.detach(), *torch.autograd.grad(after, [x, *weights], above)]
 
-    wide = BlockWeights(*(weight.detach().float().requires_grad_() for weight in stack[0]))
+    wide = [weight.detach().float().requires_grad_() for weight in stack[0]]
     plain = both(network.block, x.detach().float().requires_grad_(), wide, above.float(), 0.0)
     flops = sum(2 * math.prod(shape) for shape in products(frames, settings.width).values())
     forms: list[tuple[str, Any, dict[str, Any]]] = [
@@ -290,12 +303,10 @@ def measure_blocks(bench: Bench, frames: int, settings: Settings, *, autotune: b
                 found = both(form, x, stack[0], above, 0.0)
                 return f"{max(float((f - p).norm() / p.norm()) for f, p in zip(found, plain, strict=True)):.1e}"
 
-            bench.row(
-                f"{frames} block, {name}",
-                lambda i, form=form: both(form, x, stack[i], above, settings.dropout),
-                flops=flops,
-                error=error,
-            )
+            def passes(i: int, form: Callable[..., Tensor] = form) -> object:
+                return both(form, x, stack[i], above, settings.dropout)
+
+            bench.row(f"{frames} block, {name}", passes, flops=flops, error=error)
 
 
 def measure_optimiser(bench: Bench, settings: Settings) -> None:
