@@ -1,7 +1,7 @@
 """Stacked clients are what they would be one by one: their updates, their accidents, and the rounds made of them."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from tests.federated import test_engines, test_round
 from tests.federated.small import CPU, EXACT, Small, rounding, small
 from tests.federated.trouble import Trouble
+from tests.models.replaying_recorder import ReplayingRecorder
 from torch import Tensor
 
 from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
@@ -18,6 +19,8 @@ from sottovoce.data.audio.time_domain import DroppedChunks, DroppedFrequencies
 from sottovoce.federated.client import ClientContext, LoadedClient, Proximal
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
 from sottovoce.federated.engines import engine as engine_module
+from sottovoce.models.cuda_graphs import GraphRecorder
+from sottovoce.models.transformer.recorded_stacks import RecordedStacks
 
 EVERYBODY = range(9)
 
@@ -34,13 +37,18 @@ def stacked_of(
     context: ClientContext | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
+    record: Callable[[torch.device], GraphRecorder] | None = None,
 ) -> StackedEngine:
     """Nine clients in stacks of four: full ones, and one that is not."""
-    assert ours.context.family.stacking.stacked is not None
+    stacked = ours.context.family.stacking.stacked
+    assert stacked is not None
+    if record is not None:
+        recorded = RecordedStacks(stacked.losses, row_multiple=128, channel_bytes=48, record=record)
+        stacked = replace(stacked, losses=recorded)
     return StackedEngine(
         context or ours.context,
         ours.layout,
-        stacked=replace(ours.context.family.stacking.stacked, full=full),
+        stacked=replace(stacked, full=full),
         device=device,
         dtype=dtype,
         size=size,
@@ -114,6 +122,25 @@ def test_updates_are_those_of_clients_trained_one_by_one(
             assert max(apart) < EXACT
         else:
             assert statistics.median(apart) < rounding(dtype)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "dropout" not in name])
+def test_recorded_stacks_have_the_same_updates(name: str, tones: Path, tmp_path: Path) -> None:
+    """Where masks are drawn on the host nothing is recorded."""
+    case = {"people": {"max_seconds": 3.0}, "cohort_size": 9, "dtype": torch.float64, **CASES[name]}
+    ours = small(tones, tmp_path / "ledger.jsonl", **case)
+    recorders: list[ReplayingRecorder] = []
+
+    def record(_: torch.device) -> ReplayingRecorder:
+        recorders.append(ReplayingRecorder())
+        return recorders[-1]
+
+    engine = stacked_of(ours, full=True, dtype=torch.float64, record=record)
+    for step in (0, 1):
+        found, expected = updates_of(engine, ours, step=step), updates_of(ours.engine, ours, step=step)
+        assert max(relative(found, expected).values()) < EXACT
+    assert len(recorders) == 1
+    assert recorders[0].room < 100  # something was recorded
 
 
 def test_a_step_less_of_one_client_is_seen(tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
