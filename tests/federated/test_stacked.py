@@ -273,7 +273,9 @@ def test_reading_ahead_takes_half_of_what_is_kept_at_most(
 def test_rounds_say_whom_they_expect_next_but_in_a_release(mode: str, tones: Path, tmp_path: Path) -> None:
     """The next cohort of a release is nobody's to know, this process's included."""
     seed = {"root_seed": 5} if mode == "seeded" else {"root_seed": None}
-    ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=4, privacy={"mode": mode, "noise_multiplier": 1.0, **seed})
+    ours = small(
+        tones, tmp_path / "ledger.jsonl", cohort_size=4, privacy={"mode": mode, "noise_multiplier": 1.0, **seed}
+    )
     told: list[tuple[list[int], int]] = []
 
     class Told(SequentialEngine):

@@ -257,7 +257,7 @@ def accelerate_stacks(
     """For stacked clients; `steps` counts those of each."""
     if device.type != "cuda" or steps < WORTH_RECORDING_STACKS:
         return stacked
-    rows = row_multiple(batch_seconds, lengths=4)
+    rows = row_multiple(batch_seconds)
     used = _fused_block() if steps >= WORTH_COMPILING_STACKS else block
     recorded = RecordedStacks(stacked.losses, block=used, row_multiple=rows, channel_bytes=_ACTIVATION_BYTES)
     return replace(stacked, losses=recorded, full=True)
@@ -268,10 +268,13 @@ def _fused_block() -> Any:
     return torch.compile(block, dynamic=False)
 
 
-def row_multiple(batch_seconds: float, *, lengths: int = 16) -> int:
+ROW_LENGTHS = 16
+
+
+def row_multiple(batch_seconds: float) -> int:
     """What rows end on, so that batches up to `batch_seconds` have few lengths, and nearly full ones one or two."""
     frames = frame_count(int(batch_seconds * SAMPLE_RATE)) // STRIDE
-    return -(-frames // (lengths * ROW_MULTIPLE)) * ROW_MULTIPLE
+    return -(-frames // (ROW_LENGTHS * ROW_MULTIPLE)) * ROW_MULTIPLE
 
 
 _STACKED = Stacked(join=join_draws, losses=stacked_losses, bytes=stack_bytes, accelerate=accelerate_stacks)

@@ -31,7 +31,7 @@ from sottovoce.models.transformer.rows import Packing
 from sottovoce.models.transformer.settings import STRIDE, Settings
 
 # What the sides of a batch are rounded up to; 192 feature frames are 2 s.
-FRAME_MULTIPLE, TOKEN_MULTIPLE, WIDTH_MULTIPLE, UTTERANCE_MULTIPLE = 64 * STRIDE, 32, 8, 16
+FRAME_MULTIPLE, TOKEN_MULTIPLE, WIDTH_MULTIPLE, UTTERANCE_MULTIPLE = 64 * STRIDE, 32, 16, 16
 
 Losses = Callable[..., Tensor]
 

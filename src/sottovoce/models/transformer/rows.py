@@ -23,7 +23,7 @@ from sottovoce.models.gathering import gather
 # rounded up to powers of two, and not below these, so that few shapes ever occur: an empty segment costs little.
 ROW_MULTIPLE = 64
 FEWEST_SEGMENTS = 64
-FEWEST_SEGMENTS_A_ROW = 16  # not more: each empty one is still a block of attention's kernel for every head
+FEWEST_SEGMENTS_A_ROW = 8  # not more: each empty one is still a block of attention's kernel for every head
 LEAST_LONGEST = 512
 TAIL_PIECE = 128  # padding at a row's end, in pieces: attention's work grows with the square of a segment
 
