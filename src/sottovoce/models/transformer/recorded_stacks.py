@@ -79,7 +79,7 @@ class RecordedStacks:
         arranged = arrange_stack(padded, draws, row_multiple=self._row_multiple, **stack)
         if arranged.own is not None and not isinstance(arranged.own[0], KeyedDropout):
             return self._plain(parameters, features, draws=draws, **stack)
-        tensors, fixed = _take_apart(arranged, settings)
+        tensors, fixed = take_apart(arranged, settings)
         places = ctc.find_places(rows_U, rows=clients, utterances=len(padded), width_multiple=WIDTH_MULTIPLE)
         tensors |= {"tokens_UL": padded.tokens_UL, "token_lengths_U": padded.token_lengths_U}
         tensors |= {"lines_NW": places.lines_NW, "places_U1": places.places_U1}
@@ -177,7 +177,7 @@ def recordable_losses(
     )
 
 
-def _take_apart(arranged: Arrangement, settings: Settings) -> tuple[dict[str, Tensor], tuple[tuple[str, Any], ...]]:
+def take_apart(arranged: Arrangement, settings: Settings) -> tuple[dict[str, Tensor], tuple[tuple[str, Any], ...]]:
     """An arrangement as tensors by name, and what of it is fixed for a shape."""
     packing, kept, own = arranged.packing, arranged.kept, arranged.own
     assert packing is not None
