@@ -1,7 +1,7 @@
 """Stacked clients are what they would be one by one: their updates, their accidents, and the rounds made of them."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,20 @@ import torch
 from tests.federated import test_engines, test_round
 from tests.federated.small import CPU, EXACT, Small, rounding, small
 from tests.federated.trouble import Trouble
+from tests.models.replaying_recorder import ReplayingRecorder
 from torch import Tensor
 
 from sottovoce.data.audio.augment import NarrowBandSettings, SpecAugmentSettings
 from sottovoce.data.audio.time_domain import DroppedChunks, DroppedFrequencies
+from sottovoce.data.loading import read_speech
+from sottovoce.federated import client as client_module
 from sottovoce.federated.client import ClientContext, LoadedClient, Proximal
+from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
 from sottovoce.federated.engines import engine as engine_module
+from sottovoce.federated.feature_cache import features_bytes
+from sottovoce.models.cuda_graphs import GraphRecorder
+from sottovoce.models.transformer.recorded_stacks import RecordedStacks
 
 EVERYBODY = range(9)
 
@@ -34,13 +41,18 @@ def stacked_of(
     context: ClientContext | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
+    record: Callable[[torch.device], GraphRecorder] | None = None,
 ) -> StackedEngine:
     """Nine clients in stacks of four: full ones, and one that is not."""
-    assert ours.context.family.stacking.stacked is not None
+    stacked = ours.context.family.stacking.stacked
+    assert stacked is not None
+    if record is not None:
+        recorded = RecordedStacks(stacked.losses, row_multiple=128, channel_bytes=48, record=record)
+        stacked = replace(stacked, losses=recorded)
     return StackedEngine(
         context or ours.context,
         ours.layout,
-        stacked=replace(ours.context.family.stacking.stacked, full=full),
+        stacked=replace(stacked, full=full),
         device=device,
         dtype=dtype,
         size=size,
@@ -114,6 +126,25 @@ def test_updates_are_those_of_clients_trained_one_by_one(
             assert max(apart) < EXACT
         else:
             assert statistics.median(apart) < rounding(dtype)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "dropout" not in name])
+def test_recorded_stacks_have_the_same_updates(name: str, tones: Path, tmp_path: Path) -> None:
+    """Where masks are drawn on the host nothing is recorded."""
+    case = {"people": {"max_seconds": 3.0}, "cohort_size": 9, "dtype": torch.float64, **CASES[name]}
+    ours = small(tones, tmp_path / "ledger.jsonl", **case)
+    recorders: list[ReplayingRecorder] = []
+
+    def record(_: torch.device) -> ReplayingRecorder:
+        recorders.append(ReplayingRecorder())
+        return recorders[-1]
+
+    engine = stacked_of(ours, full=True, dtype=torch.float64, record=record)
+    for step in (0, 1):
+        found, expected = updates_of(engine, ours, step=step), updates_of(ours.engine, ours, step=step)
+        assert max(relative(found, expected).values()) < EXACT
+    assert len(recorders) == 1
+    assert recorders[0].room < 100  # something was recorded
 
 
 def test_a_step_less_of_one_client_is_seen(tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +226,66 @@ def test_on_cuda_dropout_is_a_clients_own_whoever_else_is_in_the_stack(
         found = updates_of(engine, ours, clients=fewer, device=CUDA)
         apart += relative(found, {client: whole[client] for client in fewer}).values()
     assert statistics.median(apart) < rounding(torch.float32)
+
+
+def read_by(engine: StackedEngine, ours: Small, monkeypatch: pytest.MonkeyPatch, **training: Any) -> list[int]:
+    """How many utterances are read for clients, one after another, while the engine trains."""
+    counts: list[int] = []
+
+    def count(speech: Any, used: Any) -> Any:
+        counts.append(len(used))
+        return read_speech(speech, used)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client_module, "read_speech", count)
+        updates_of(engine, ours, **training)
+    return counts
+
+
+def test_the_expected_cohort_is_read_beforehand_and_trained_alike(
+    tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9)
+    engine, plain = stacked_of(ours), stacked_of(ours)
+    engine.expect([2, 3, 4, 5], step=1)
+    assert len(read_by(engine, ours, monkeypatch, clients=[0, 1, 2])) == 6  # 3, 4 and 5, too
+    assert read_by(engine, ours, monkeypatch, step=1, clients=[2, 3, 4, 5]) == []
+    assert len(read_by(engine, ours, monkeypatch, step=2, clients=[0, 6])) == 1  # what was expected once is forgotten
+    updates_of(plain, ours, clients=[0, 1, 2])
+    for step, clients in ((1, [2, 3, 4, 5]), (3, [1, 6, 7])):
+        found, expected = (updates_of(one, ours, step=step, clients=clients) for one in (engine, plain))
+        assert all(torch.equal(found[client], own) for client, own in expected.items())
+
+
+def test_reading_ahead_takes_half_of_what_is_kept_at_most(
+    tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = small(tones, tmp_path / "ledger.jsonl", cohort_size=9)
+    one = stacked_of(ours)
+    updates_of(one, ours, clients=[8])
+    monkeypatch.setattr(engine_module, "feature_cache_bytes", lambda _: 2 * features_bytes(one._cache.get(8)))
+    engine = stacked_of(ours)
+    engine.expect([1, 2, 3, 4], step=1)
+    assert len(read_by(engine, ours, monkeypatch, clients=[0])) <= 1 + 2
+
+
+@pytest.mark.parametrize("mode", ["seeded", "secure"])
+def test_rounds_say_whom_they_expect_next_but_in_a_release(mode: str, tones: Path, tmp_path: Path) -> None:
+    """The next cohort of a release is nobody's to know, this process's included."""
+    seed = {"root_seed": 5} if mode == "seeded" else {"root_seed": None}
+    ours = small(
+        tones, tmp_path / "ledger.jsonl", cohort_size=4, privacy={"mode": mode, "noise_multiplier": 1.0, **seed}
+    )
+    told: list[tuple[list[int], int]] = []
+
+    class Told(SequentialEngine):
+        def expect(self, cohort: Sequence[int], *, step: int) -> None:
+            told.append((list(cohort), step))
+
+    engine = Told(ours.context, ours.layout, device=CPU)
+    cohort = ours.plan.sample(0)
+    LocalClients(engine).sum(ours.server.parameters_P, cohort, plan=ours.plan, step=0)
+    assert told == ([(ours.plan.sample(1).tolist(), 1)] if mode == "seeded" else [])
 
 
 def test_a_client_that_is_not_finite_spoils_its_own_row_only(tones: Path, tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ class LocalClients:
         positions: Indices | None = None,
         row: int | None = None,
     ) -> CohortSum:
+        if plan.settings.mode is Mode.SEEDED and plan.settings.sampler is None:
+            self._engine.expect(plan.sample(step + 1).tolist(), step=step + 1)
         part = sum_in_time(self._engine, server_P, cohort, plan=plan, step=step, positions=positions)
         part.weighted.settle()
         return CohortSum(part.total, part.weighted.denominator, part.within, diagnostics=part.diagnostics)

@@ -44,6 +44,7 @@ class FeatureCache:
     """Features of clients' speech, within `limit` bytes. One thread may ask while another keeps."""
 
     def __init__(self, limit: int) -> None:
+        self.limit = limit
         self._cache: SizedCache[Features] = SizedCache(limit)
         self._lock = Lock()
 

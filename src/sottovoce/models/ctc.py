@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sottovoce.base.errors import InputError
 from sottovoce.flat.kernels import triton_kernels
+from sottovoce.models.gathering import gather
 
 # Token sets number their tokens from 1, so that the model's output 0 is free for it.
 BLANK = 0
@@ -89,32 +90,63 @@ def mean_ctc_loss_by_token(
     return torch.where(counted_B, losses_B / tokens_B, 0).sum() / counted_B.sum().clamp(min=1)
 
 
+@dataclass(frozen=True, eq=False)
+class ClientPlaces:
+    """Which utterances are a client's: where each of N clients has its own among all of them, and the way back.
+
+    `lines_NW` has -1 behind the utterances of a client that has fewer than W; `places_U1` says where in it, flattened,
+    an utterance is, and -1 for one that is nobody's.
+    """
+
+    lines_NW: Tensor
+    places_U1: Tensor
+
+    def to(self, device: torch.device) -> "ClientPlaces":
+        return ClientPlaces(self.lines_NW.to(device, non_blocking=True), self.places_U1.to(device, non_blocking=True))
+
+
+def find_places(
+    rows_U: Sequence[int], *, rows: int, utterances: int | None = None, width_multiple: int = 1
+) -> ClientPlaces:
+    """The places of N `rows`, where utterance i belongs to row `rows_U[i]`; those from there to `utterances` to nobody.
+
+    >>> find_places([1, 0, 1], rows=2).lines_NW.tolist()
+    [[1, -1], [0, 2]]
+    """
+    row_of = np.asarray(rows_U, dtype=np.int64)
+    counts = np.bincount(row_of, minlength=rows)
+    order = np.argsort(row_of, kind="stable")
+    within = np.arange(len(row_of)) - (np.cumsum(counts) - counts)[row_of[order]]
+    width = -(-int(counts.max(initial=0)) // width_multiple) * width_multiple
+    places = np.full(len(row_of) if utterances is None else utterances, -1, dtype=np.int64)
+    places[order] = row_of[order] * width + within
+    lines = np.full(rows * width, -1, dtype=np.int64)
+    lines[places[order]] = order
+    return ClientPlaces(torch.from_numpy(lines).view(rows, width), torch.from_numpy(places)[:, None])
+
+
 def mean_ctc_losses_by_client(
     log_probs_BTV: Tensor,
     lengths_B: Tensor,
     tokens_BU: Tensor,
     token_lengths_B: Tensor,
     *,
-    rows_U: Sequence[int],
-    rows: int,
+    places: ClientPlaces,
     by_token: bool = False,
 ) -> Tensor:
-    """`mean_ctc_loss` of each of N rows, [N], where utterance i belongs to row `rows_U[i]`.
+    """`mean_ctc_loss` of each of N clients, [N].
 
-    `by_token`: the same of `mean_ctc_loss_by_token`.
+    `by_token`: the same of `mean_ctc_loss_by_token`. With all on the device, nothing here waits for it.
     """
     counted_B, losses_B = _counted_losses(log_probs_BTV, lengths_B, tokens_BU, token_lengths_B)
     if by_token:
         losses_B = losses_B / token_lengths_B.to(losses_B.device, non_blocking=True).clamp(min=1)
-    places: list[list[int]] = [[] for _ in range(rows)]  # the utterances of each row
-    for utterance, row in enumerate(rows_U):
-        places[row].append(utterance)
-    widest = max(map(len, places))
-    index_NW = torch.tensor([[*own, *[-1] * (widest - len(own))] for own in places], dtype=torch.int64)
-    index_NW = index_NW.view(rows, widest).to(losses_B.device, non_blocking=True)
-    there_NW = (index_NW >= 0) & counted_B[index_NW.clamp(min=0)]
-    sums_N = torch.where(there_NW, losses_B[index_NW.clamp(min=0)], 0).sum(dim=1)
-    return sums_N / there_NW.sum(dim=1).clamp(min=1)
+    places = places.to(losses_B.device)
+    own_NW, there_NW = (
+        gather(values_B[:, None], places.lines_NW, places.places_U1)
+        for values_B in (torch.where(counted_B, losses_B, 0), counted_B.to(losses_B.dtype))
+    )
+    return own_NW.sum(dim=1) / there_NW.sum(dim=1).clamp(min=1)
 
 
 def _counted_losses(

@@ -86,6 +86,12 @@ class Engine(ABC):
     def close(self) -> None:  # noqa: B027  # few engines hold anything
         """Give back what it holds besides memory."""
 
+    def expect(self, cohort: Sequence[int], *, step: int) -> None:  # noqa: B027  # few engines read ahead
+        """Be told who will probably be trained after the next `train`, at `step`: their speech may be read meanwhile.
+
+        It changes nothing but the time that this takes.
+        """
+
     @abstractmethod
     def train(
         self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None

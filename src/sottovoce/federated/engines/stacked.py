@@ -24,6 +24,7 @@ from sottovoce.data.audio.waveforms import concatenate_features
 from sottovoce.data.loading import prefetch
 from sottovoce.federated.client import ClientContext, LoadedClient, PlannedClient, gradients_of
 from sottovoce.federated.engines.engine import Dropped, InProcessEngine, Trained
+from sottovoce.federated.feature_cache import features_bytes
 from sottovoce.federated.weighting import ClientFigures, last_epoch, measured_wer, weighs_by_wer
 from sottovoce.flat.layout import Layout
 from sottovoce.models.family import Stacked, StepDraws, augment_features, stacking_obstacle
@@ -75,6 +76,10 @@ class StackedEngine(InProcessEngine):
         self.size = size or fitting_size(self._stacked, context, layout, device)
         self._weights: dict[int, Weights] = {}
         self._held: tuple[str, ...] = ()
+        self._expected: tuple[Sequence[int], int] = (), 0
+
+    def expect(self, cohort: Sequence[int], *, step: int) -> None:
+        self._expected = cohort, step
 
     def train(
         self, server_P: Tensor, cohort: Sequence[int], *, step: int, positions: Sequence[int] | None = None
@@ -115,6 +120,29 @@ class StackedEngine(InProcessEngine):
             yield from (one for one in loaded if isinstance(one, Dropped))
             if members := [one for one in loaded if isinstance(one, LoadedClient)]:
                 yield self._stack(members)
+        self._read_ahead({planned.client.index for group in groups for planned in group})
+
+    def _read_ahead(self, in_training: set[int]) -> None:
+        """Have features of the cohort that is expected next, while the last stack of this one is trained.
+
+        They take half of what may be kept at most: this cohort's are not to make room for them.
+        """
+        (cohort, step), self._expected = self._expected, ((), 0)
+        if self._context.local.augments_waveforms:
+            return  # features are another time's
+        room = self._cache.limit // 2
+        others = [index for index in cohort if index not in in_training and self._cache.get(index) is None]
+        planned, _ = self._plan_cohort(others, None, step)
+        for client in planned:
+            loaded = self._load(client, step)
+            if isinstance(loaded, Dropped) or not loaded.whole:
+                continue
+            try:
+                room -= features_bytes(self._features(loaded))
+            except torch.OutOfMemoryError:  # of no client that is trained now
+                return
+            if room < 0:
+                return
 
     def _train_stack(self, server_P: Tensor, stack: _Stack) -> Iterator[Trained | Dropped]:
         """A stack that fails is trained in halves, down to the one client that it fails for."""

@@ -112,8 +112,7 @@ def client_losses(
             lines.frames_B[lines.places_U] // POOLING,
             lines.tokens_BL[lines.places_U],
             lines.token_lengths_B[lines.places_U],
-            rows_U=(lines.places_U // memory_NWTD.shape[1]).tolist(),
-            rows=lines.clients,
+            places=ctc.find_places((lines.places_U // memory_NWTD.shape[1]).tolist(), rows=lines.clients),
             by_token=True,
         )
     return total_N

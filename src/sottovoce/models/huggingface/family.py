@@ -284,8 +284,7 @@ def stacked_losses(
             out_B[places_U],
             features.tokens_UL,
             features.token_lengths_U,
-            rows_U=rows_U,
-            rows=clients,
+            places=ctc.find_places(rows_U, rows=clients),
         )
     losses_BL, counts_B = _token_losses(parameters, in_lines, settings, scores=scores)
     sums_N, counts_N = losses_BL.sum(dim=1).view(clients, -1).sum(dim=1), counts_B.view(clients, -1).sum(dim=1)

@@ -40,6 +40,7 @@ from sottovoce.models.transformer.graphs import graphed_blocks
 from sottovoce.models.transformer.network import ClientRows, block, forward, run_blocks
 from sottovoce.models.transformer.onnx import EXPORT
 from sottovoce.models.transformer.positions import Cape
+from sottovoce.models.transformer.recorded_stacks import RecordedStacks
 from sottovoce.models.transformer.rows import ROW_MULTIPLE
 from sottovoce.models.transformer.settings import (
     BLOCK_NAMES,
@@ -182,7 +183,11 @@ def stacked_losses(
         parameters, features, settings=settings, draws=draws.of_all, stacking=stacking, **options
     )
     return ctc.mean_ctc_losses_by_client(
-        log_probs_UTV, lengths_U, features.tokens_UL, features.token_lengths_U, rows_U=rows_U, rows=clients
+        log_probs_UTV,
+        lengths_U,
+        features.tokens_UL,
+        features.token_lengths_U,
+        places=ctc.find_places(rows_U, rows=clients),
     )
 
 
@@ -202,8 +207,9 @@ def stack_bytes(settings: Settings, *, seconds: float, steps: int) -> float:
 # Where compiling, or recording CUDA graphs, pays.
 
 WORTH_COMPILING = 2000  # steps: compiling takes half a minute
-# Clients trained in a run: stacks come in many shapes, a minute of compiling in all, for a tenth of the time.
-WORTH_COMPILING_STACKS = 100_000
+# Clients trained in a run. Recording takes a few passes for each shape of a stack, of which there are few. Compiling
+# takes a minute for all of them, for a tenth of the time.
+WORTH_RECORDING_STACKS, WORTH_COMPILING_STACKS = 2_000, 100_000
 
 SHAPES = 32  # how many shapes of rows may be compiled in one run; torch's own limit is 8
 
@@ -249,10 +255,12 @@ def accelerate_stacks(
     stacked: Stacked[Settings, Draws], *, steps: int, batch_seconds: float, device: torch.device
 ) -> Stacked[Settings, Draws]:
     """For stacked clients; `steps` counts those of each."""
-    if device.type != "cuda" or steps < WORTH_COMPILING_STACKS:
+    if device.type != "cuda" or steps < WORTH_RECORDING_STACKS:
         return stacked
-    blocks, rows = partial(run_blocks, block=_fused_block()), row_multiple(batch_seconds, lengths=4)
-    return replace(stacked, losses=partial(stacked_losses, blocks=blocks, row_multiple=rows), full=True)
+    rows = row_multiple(batch_seconds)
+    used = _fused_block() if steps >= WORTH_COMPILING_STACKS else block
+    recorded = RecordedStacks(stacked.losses, block=used, row_multiple=rows, channel_bytes=_ACTIVATION_BYTES)
+    return replace(stacked, losses=recorded, full=True)
 
 
 def _fused_block() -> Any:
@@ -260,10 +268,13 @@ def _fused_block() -> Any:
     return torch.compile(block, dynamic=False)
 
 
-def row_multiple(batch_seconds: float, *, lengths: int = 16) -> int:
+ROW_LENGTHS = 16
+
+
+def row_multiple(batch_seconds: float) -> int:
     """What rows end on, so that batches up to `batch_seconds` have few lengths, and nearly full ones one or two."""
     frames = frame_count(int(batch_seconds * SAMPLE_RATE)) // STRIDE
-    return -(-frames // (lengths * ROW_MULTIPLE)) * ROW_MULTIPLE
+    return -(-frames // (ROW_LENGTHS * ROW_MULTIPLE)) * ROW_MULTIPLE
 
 
 _STACKED = Stacked(join=join_draws, losses=stacked_losses, bytes=stack_bytes, accelerate=accelerate_stacks)

@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sottovoce.models.gathering import gather
+
 # Rows end on a multiple of this, which tensor cores like. Their number of segments, and the longest of them, are
 # rounded up to powers of two, and not below these, so that few shapes ever occur: an empty segment costs little.
 ROW_MULTIPLE = 64
 FEWEST_SEGMENTS = 64
-FEWEST_SEGMENTS_A_ROW = 16  # not more: each empty one is still a block of attention's kernel for every head
+FEWEST_SEGMENTS_A_ROW = 8  # not more: each empty one is still a block of attention's kernel for every head
 LEAST_LONGEST = 512
 TAIL_PIECE = 128  # padding at a row's end, in pieces: attention's work grows with the square of a segment
 
@@ -39,33 +41,11 @@ class Packing:
 
     def pack(self, batch_UT: Tensor) -> Tensor:
         """[U, T, …] → [N, L, …]; padding is zero. Gradients flow back."""
-        packed: Tensor = _Gather.apply(batch_UT, self.from_batch_NL, self.to_batch_UT)  # type: ignore[no-untyped-call]
-        return packed
+        return gather(batch_UT, self.from_batch_NL, self.to_batch_UT)
 
     def unpack(self, rows_NL: Tensor) -> Tensor:
         """[N, L, …] → [U, T, …]; padding is zero. Gradients flow back."""
-        batch: Tensor = _Gather.apply(rows_NL, self.to_batch_UT, self.from_batch_NL)  # type: ignore[no-untyped-call]
-        return batch
-
-
-class _Gather(torch.autograd.Function):
-    """Each way is a gather and each is the other's gradient: nothing is added up, so no order of adding matters."""
-
-    @staticmethod
-    def forward(ctx: Any, source: Tensor, index: Tensor, back: Tensor) -> Tensor:
-        ctx.save_for_backward(back, index)
-        return _taken(source, index)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        back, _ = ctx.saved_tensors
-        return _taken(gradient, back), None, None
-
-
-def _taken(source: Tensor, index: Tensor) -> Tensor:
-    flat = source.reshape(-1, *source.shape[2:])
-    taken = flat.index_select(0, index.clamp(min=0).view(-1)).view(*index.shape, *source.shape[2:])
-    return taken.masked_fill((index < 0).view(*index.shape, *[1] * (source.ndim - 2)), 0)
+        return gather(rows_NL, self.to_batch_UT, self.from_batch_NL)
 
 
 def plan_packing(
