@@ -24,6 +24,7 @@ from sottovoce.base.errors import InputError
 from sottovoce.base.importing import import_extra
 from sottovoce.base.seeds import seeded_kernels
 from sottovoce.models.family import Parameters
+from sottovoce.models.huggingface.attention import adapt_attention
 from sottovoce.models.huggingface.folder import CLASSES
 from sottovoce.models.huggingface.layers import MaskedGroupNorm, adapt_layers, add_low_rank
 from sottovoce.models.huggingface.recompute import Scope, recompute_layers
@@ -196,6 +197,7 @@ def _build(settings: Settings, corrected: frozenset[str], training: bool, recomp
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     trainable = tuple(name for name, p in module.named_parameters() if p.requires_grad and not name.endswith(_UNUSED))
     adapt_layers(module)
+    adapt_attention(module, settings.kind)
     add_low_rank(module, corrected)
     _forget_values(module)
     module.train(training)
