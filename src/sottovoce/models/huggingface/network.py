@@ -180,17 +180,17 @@ def build_network(
     corrected: frozenset[str] = frozenset(),
     *,
     training: bool = False,
-    recompute: bool = False,
+    recompute: float = 0.0,
 ) -> Network:
     """The network of `settings`, with low-rank corrections of the layers `corrected`.
 
-    `recompute`: its layers are computed again on the way back.
+    `recompute`: the share of its layers that are computed again on the way back.
     """
     return _build(settings, corrected, training, recompute)  # one network, however this is called
 
 
 @cache
-def _build(settings: Settings, corrected: frozenset[str], training: bool, recompute: bool) -> Network:
+def _build(settings: Settings, corrected: frozenset[str], training: bool, recompute: float) -> Network:
     with seeded_kernels(0, device=CPU), quiet(import_transformers()):
         module = _make(settings)
     tensors = _named_tensors(module)
@@ -207,7 +207,7 @@ def _build(settings: Settings, corrected: frozenset[str], training: bool, recomp
     module.requires_grad_(False)
     scope = partial(_calling, RLock(), quiet=settings.kind == "wavlm")
     if recompute:
-        recompute_layers(module, scope=scope, draws=training)
+        recompute_layers(module, share=recompute, scope=scope, draws=training)
     return Network(module, shapes, trainable, scope)
 
 
@@ -272,7 +272,7 @@ class PreparedNetwork:
 
 @cache
 def _prepare(
-    settings: Settings, corrected: frozenset[str], training: bool, recompute: bool, device: torch.device
+    settings: Settings, corrected: frozenset[str], training: bool, recompute: float, device: torch.device
 ) -> PreparedNetwork:
     network = build_network(settings, corrected, training=training, recompute=recompute)
     module = network.module
@@ -304,7 +304,7 @@ def call_network(
     *,
     norm_frames_B: Tensor | None = None,
     training: bool = False,
-    recompute: bool = False,
+    recompute: float = 0.0,
     method: Method = "forward",
 ) -> Any:
     """What the network makes of `inputs`; `norm_frames_B` are the frames that group norms look at, None for all.
