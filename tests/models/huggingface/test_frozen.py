@@ -65,9 +65,7 @@ def test_dropout_of_attention_is_drawn_once() -> None:
         return attend_by_distance(q, k, v, embedding, places_TT=places_TT, mask=None, scale=1.0, dropout=0.5)
 
     assert torch.autograd.gradcheck(attend, (v,))
-    assert not torch.equal(
-        attend(v), attend_by_distance(q, k, v, embedding, places_TT=places_TT, mask=None, scale=1.0)
-    )
+    assert not torch.equal(attend(v), attend_by_distance(q, k, v, embedding, places_TT=places_TT, mask=None, scale=1.0))
 
 
 @pytest.mark.parametrize("trained", ["both", "b"])
