@@ -36,7 +36,6 @@ import torch
 from pretrained_ways import PLAIN, SHORT, USUAL, Bench, Clips, Step, find_model, make_bench, ours, plain
 from torch import Tensor
 
-from sottovoce.data.audio.waveforms import Features
 from sottovoce.flat.layout import Layout
 from sottovoce.models.huggingface import family as hf
 
@@ -158,14 +157,15 @@ def check_updates(folder: Path, train: str, device: torch.device, clips: Clips, 
     for dtype in (torch.float32, torch.bfloat16):
         bench = make_bench(folder, train, device, dtype)
         layout, features = Layout.of(bench.part.initial), bench.features(clips, clients)
-        ways: dict[str, Callable[[int, Features], Tensor]] = {
-            "plain": lambda _, own: layout.flatten(plain(bench, clips, own)()).float(),  # noqa: B023
-            "single": lambda _, own: ours(bench, clips, 1, features=own)().clone(),  # noqa: B023
-        }
         stack_NP = ours(bench, clips, clients, features=features)().clone()
         for client in sorted({0, clients // 2, clients - 1}):
             own = features.take(torch.arange(client * clips.count, (client + 1) * clips.count))
-            updates = {name: way(client, own) for name, way in ways.items()} | {"stack": stack_NP[client]}
+            theirs = plain(bench, clips, own)()
+            updates = {
+                "plain": layout.flatten({name: theirs[name] for name in layout.names}).float(),
+                "single": ours(bench, clips, 1, features=own)().clone(),
+                "stack": stack_NP[client],
+            }
             expected.setdefault(client, updates["plain"])
             for name, update in updates.items():
                 apart = float((update - expected[client]).norm() / expected[client].norm())

@@ -27,7 +27,6 @@ from unittest.mock import patch
 import torch
 from pretrained_ways import TOKENS, USUAL, Bench, find_model, make_bench
 from torch import Tensor
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -41,11 +40,11 @@ FLOPS, BYTES = 790e12, 4.8e12  # a second, of an H200
 _MAKES_NOTHING = ("aten::_unsafe_view", "aten::detach", "aten::empty", "aten::new_empty", "aten::alias")
 
 
-class CountMoved(TorchDispatchMode):
+class CountMoved(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes that operations read and write, by their names."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.by_name: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -90,11 +89,11 @@ class _Silu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return functional.hardswish(x)
+        return x.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * ctx.saved_tensors[0]
+        return gradient * ctx.saved_tensors[0]  # type: ignore[no-any-return]
 
 
 @contextmanager

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-pytest.importorskip("transformers", reason="the extra hf is not installed")
-
-from sottovoce.models.huggingface.attention import attend_by_distance  # noqa: E402
-from sottovoce.models.huggingface.frozen import corrected_product, frozen_convolution  # noqa: E402
+from sottovoce.models.huggingface.attention import attend_by_distance
+from sottovoce.models.huggingface.frozen import corrected_product, frozen_convolution
 
 TOLERANCE = 1e-12  # sums of some dozens of numbers near one, in another order
 

@@ -1,10 +1,10 @@
 """Attention with an embedding of the distance between two frames (Wav2Vec2-BERT), in less memory.
 
-Scores are (q·k + q·e) times a scale, with e the embedding of how far two frames are apart. transformers keeps the second
-term, a matrix [T, T] for every head of every utterance, and the embeddings of all pairs of frames. Here both are
+Scores are (q·k + q·e) times a scale, with e the embedding of how far two frames are apart. transformers keeps the
+second term, a matrix [T, T] for every head of every utterance, and the embeddings of all pairs of frames. Here both are
 computed again on the way back: queries, keys and values are what is kept.
 
-Shapes: B utterances, H heads, T frames, d numbers of a head, D their sum over heads, E distances, X = B·H.
+Shapes: B utterances, H heads, T frames, d numbers of a head, E distances, X = B·H.
 """
 
 from functools import partial
@@ -115,7 +115,8 @@ class _Attention(torch.autograd.Function):
         scale, table_TTd = ctx.scale, embedding_Ed[places_TT] * ctx.scale
         inputs = [own.detach().requires_grad_() for own in (*given, _bias(given[0], table_TTd, mask))]
         with torch.enable_grad():
-            found_BHTd = functional.scaled_dot_product_attention(*inputs, scale=scale)
+            q_BHTd, k_BHTd, v_BHTd, bias_BHTT = inputs
+            found_BHTd = functional.scaled_dot_product_attention(q_BHTd, k_BHTd, v_BHTd, bias_BHTT, scale=scale)
         dq_BHTd, dk_BHTd, dv_BHTd, dbias_BHTT = torch.autograd.grad(found_BHTd, inputs, gradient_BHTd)
         if mask is not None and mask.dtype == torch.bool:
             dbias_BHTT = dbias_BHTT.masked_fill(~mask, 0.0)
