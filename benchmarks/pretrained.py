@@ -2,15 +2,22 @@
 
     python benchmarks/pretrained.py --models moonshine-tiny-en wav2vec2-bert-300m --json out.json
     python benchmarks/pretrained.py --models wav2vec2-bert-600m --trains 'lora(r=8)' --stacks 16
-    python benchmarks/pretrained.py --quick --device cpu --models tiny-encoder
+    python benchmarks/pretrained.py --trains 'lora(r=8)' --check --profile 64 --turns 3 --seconds 0.7
+    python benchmarks/pretrained.py --quick --device cpu --models tiny-encoder --check --profile 3
 
 Every row does the same steps: from the server's part of the model, local steps of SGD on utterances of equal length,
 and the difference as the client's update. `moonshine-tiny-en` is found through $SOTTOVOCE_MODELS; the others have
 random weights. All ways of a model are made first, then measured in turns, each turn beginning with another one. A row
-has the median and quartiles of its turns, and of its ratio to the plain loop in the same turn. `peak_gib` is what a way
+has the median and quartiles of its turns, and of its ratio to the plain loop in the same turn, and to our own clients
+one after another (`times_single`). `peak_gib` is what a way
 took of the device's memory while it was made and tried, the model's own weights included.
 
 `short` rows have clients with three clips of one second each, as spoken words are.
+
+`--check` compares updates in float32: of three clients of a stack, and of the same ones trained by themselves, with
+those of the plain loop from the same adapters. More than 1e-4 apart, relative to their length, is an error. In bfloat16
+it says how far each is from float32, the plain loop too. `--random-from FOLDER` is for a machine without the weights of
+Moonshine: the other files of its folder, and random weights.
 """
 
 import argparse
@@ -19,170 +26,20 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from pretrained_ways import PLAIN, SHORT, USUAL, Bench, Clips, Step, find_model, make_bench, ours, plain
+from torch import Tensor
 
-from sottovoce.data.audio.waveforms import Features
 from sottovoce.flat.layout import Layout
-from sottovoce.models.family import accelerate_family
 from sottovoce.models.huggingface import family as hf
-from sottovoce.models.huggingface.folder import CLASSES, find_folder
-from sottovoce.models.huggingface.graphs import network_scores
-from sottovoce.models.huggingface.inputs import network_inputs
-from sottovoce.models.huggingface.settings import Options, Settings
-from sottovoce.models.trainable import Trainable, split_parameters
-from sottovoce.optimisers import build_optimiser
-from sottovoce.optimisers.weights import Weights
 
-TOKENS, LOCAL_STEPS, LR = 12, 2, 0.01
-MANY_STEPS = 1_000_000  # as in a long run, where recording pays
-LETTERS = ["<pad>", "<s>", "</s>", "<unk>", "|", *"abcdefghijklmnopqrstuvwxyz'"]
-_TINY = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "output_hidden_size": 32}
-ENCODERS: Mapping[str, Mapping[str, Any]] = {  # Wav2Vec2-BERT, by layers
-    "wav2vec2-bert-300m": {"num_hidden_layers": 12},
-    "wav2vec2-bert-600m": {"num_hidden_layers": 24},
-    "tiny-encoder": {"num_hidden_layers": 2, **_TINY},
-}
-PLAIN = "plain transformers + peft"
-Step = Callable[[], None]
-
-
-@dataclass(frozen=True)
-class Clips:
-    """What every client has in a step."""
-
-    seconds: int
-    count: int
-
-    @property
-    def audio_seconds(self) -> int:
-        return self.seconds * self.count * LOCAL_STEPS
-
-
-USUAL, SHORT = Clips(seconds=4, count=10), Clips(seconds=1, count=3)
-
-
-def write_random_encoder(name: str, folder: Path) -> Path:
-    """A Wav2Vec2-BERT with random weights and a tokenizer of letters."""
-    import transformers
-
-    config = transformers.Wav2Vec2BertConfig(vocab_size=len(LETTERS), pad_token_id=0, **ENCODERS[name])
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        transformers.Wav2Vec2BertForCTC(config).save_pretrained(folder)
-    extractor = {"feature_extractor_type": "SeamlessM4TFeatureExtractor", "sampling_rate": 16000, "stride": 2}
-    (folder / "preprocessor_config.json").write_text(json.dumps({**extractor, "num_mel_bins": 80}))
-    (folder / "vocab.json").write_text(json.dumps({letter: i for i, letter in enumerate(LETTERS)}))
-    return folder
-
-
-@dataclass(frozen=True, eq=False)
-class Bench:
-    """A model, the part of it that is trained, and where."""
-
-    folder: Path
-    settings: Settings
-    part: Trainable
-    device: torch.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
-
-    def features(self, clips: Clips, clients: int) -> Features:
-        generator = torch.Generator().manual_seed(1)
-        raw, utterances = self.settings.kind == "moonshine", clips.count * clients
-        frames, width = (16_000 * clips.seconds, 1) if raw else (50 * clips.seconds, 160)
-        features = torch.randn(utterances, frames, width, generator=generator) * (0.1 if raw else 1.0)
-        tokens = torch.randint(6, 30, (utterances, TOKENS), generator=generator)
-        lengths = torch.full((utterances,), TOKENS)
-        return Features(features.to(self.device, self.dtype), torch.full((utterances,), frames), tokens, lengths)
-
-
-def make_bench(folder: Path, train: str, device: torch.device) -> Bench:
-    settings = Options(source=str(folder), train=train).settings(tokens=2)
-    generator = torch.Generator().manual_seed(2)
-    parameters = hf.init(settings, generator=generator)
-    part = split_parameters(hf.choose_part(settings), parameters, is_lora_target=hf.is_lora_target, generator=generator)
-    return Bench(folder, settings, part, device)
-
-
-def ours(bench: Bench, clips: Clips, clients: int, *, steps: int = MANY_STEPS, recompute: bool = False) -> Step:
-    """`clients` at once, as engines train them in a run of so many `steps`; 1 is one after another.
-
-    `recompute`: layers are computed again on the way back, as they are where memory is short.
-    """
-    settings, device = bench.settings, bench.device
-    layout, frozen = Layout.of(bench.part.initial), bench.part.frozen.to(device, bench.dtype)
-    rows = None if clients == 1 else clients
-    weights = Weights(layout, build_optimiser("sgd"), device=device, dtype=bench.dtype, rows=rows)
-    server_P = layout.flatten(bench.part.initial).to(device)
-    features = bench.features(clips, clients)
-    rows_U = [client for client in range(clients) for _ in range(clips.count)]
-    training: dict[str, Any] = {"steps": steps, "batch_seconds": clips.seconds * clips.count, "device": device}
-    family = accelerate_family(hf.FAMILY, weights.working, settings=settings, **training)
-    stacked = hf.FAMILY.stacking.stacked
-    assert stacked is not None
-    assert stacked.accelerate is not None
-    losses = stacked.accelerate(stacked, **training).losses
-    if recompute:
-        losses = partial(hf.stacked_losses, scores=partial(network_scores, recompute=True))
-
-    def step() -> None:
-        weights.reset(server_P)
-        for _ in range(LOCAL_STEPS):
-            whole = frozen.with_trained(weights.working)
-            if clients == 1:
-                loss = family.loss(whole, features, settings=settings, draws=0)
-            else:
-                loss = losses(whole, features, rows_U=rows_U, clients=clients, settings=settings, draws=None).sum()
-            weights.set_gradients(torch.autograd.grad(loss, list(weights.working.values()), allow_unused=True))
-            weights.step(lr=LR, max_norm=1.0)
-        weights.master.neg_().add_(server_P)
-
-    return step
-
-
-def plain(bench: Bench, clips: Clips) -> Step:
-    """The same by transformers and peft, as their users write it."""
-    import peft
-    import transformers
-
-    settings, device = bench.settings, bench.device
-    model = getattr(transformers, CLASSES[settings.kind]).from_pretrained(bench.folder, dtype=bench.dtype)
-    if settings.train != "all":
-        targets = [name for name in hf.LORA_TARGETS if any(name in n for n, _ in model.named_modules())]
-        model = peft.get_peft_model(model, peft.LoraConfig(r=8, lora_alpha=8, target_modules=targets))
-    model.to(device).train()
-    for config in (model.config, getattr(model.config, "encoder_config", None)):
-        for name in ("layerdrop", "hidden_dropout", "attention_dropout", "activation_dropout", "apply_spec_augment"):
-            if config is not None and hasattr(config, name):
-                setattr(config, name, type(getattr(config, name))(0))
-    trained = [p for p in model.parameters() if p.requires_grad]
-    server = [p.detach().clone() for p in trained]
-    optimiser = torch.optim.SGD(trained, lr=LR)
-    features = bench.features(clips, 1)
-    inputs, _, _ = network_inputs(features.features_UTF, features.frames_U, settings)
-    labels = (features.tokens_UL - (0 if settings.is_ctc else 1)).to(device)
-
-    def step() -> None:
-        with torch.no_grad():
-            for p, before in zip(trained, server, strict=True):
-                p.copy_(before)
-        for _ in range(LOCAL_STEPS):
-            optimiser.zero_grad()
-            model(**inputs, labels=labels).loss.backward()
-            torch.nn.utils.clip_grad_norm_(trained, 1.0)
-            optimiser.step()
-        with torch.no_grad():
-            _updates = [before - p for p, before in zip(trained, server, strict=True)]
-
-    return step
+MOST_APART = 1e-4
 
 
 @dataclass(eq=False)
@@ -265,7 +122,7 @@ def run_turns(ways: Sequence[Way], device: torch.device, *, turns: int, seconds:
         able = [way for way in able if way.step is not None]
 
 
-def summarise(way: Way, reference: Way) -> dict[str, Any]:
+def summarise(way: Way, reference: Way, single: Way) -> dict[str, Any]:
     if way.obstacle is not None or not way.rates:
         return {"obstacle": way.obstacle, "peak_gib": way.peak_gib}
     found: dict[str, Any] = {
@@ -277,6 +134,10 @@ def summarise(way: Way, reference: Way) -> dict[str, Any]:
         ratios = [own / other for own, other in zip(way.rates, reference.rates, strict=True)]
         found["times_plain"] = round(statistics.median(ratios), 2)
         found["times_plain_quartiles"] = [round(own, 2) for own in _quartiles(ratios)]
+        if len(single.rates) == len(way.rates):
+            found["times_single"] = round(
+                statistics.median(own / other for own, other in zip(way.rates, single.rates, strict=True)), 2
+            )
         found["ahead_in_turns"] = f"{sum(ratio > 1 for ratio in ratios)} of {len(ratios)}"
     return found
 
@@ -288,6 +149,46 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float]:
     return first, third
 
 
+def check_updates(folder: Path, train: str, device: torch.device, clips: Clips, clients: int) -> dict[str, float]:
+    """How far updates are from those of the plain loop in float32, relative to their length: the worst of three."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    found: dict[str, float] = {}
+    expected: dict[int, Tensor] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        bench = make_bench(folder, train, device, dtype)
+        layout, features = Layout.of(bench.part.initial), bench.features(clips, clients)
+        stack_NP = ours(bench, clips, clients, features=features)().clone()
+        for client in sorted({0, clients // 2, clients - 1}):
+            own = features.take(torch.arange(client * clips.count, (client + 1) * clips.count))
+            theirs = plain(bench, clips, own)()
+            updates = {
+                "plain": layout.flatten({name: theirs[name] for name in layout.names}).float(),
+                "single": ours(bench, clips, 1, features=own)().clone(),
+                "stack": stack_NP[client],
+            }
+            expected.setdefault(client, updates["plain"])
+            for name, update in updates.items():
+                apart = float((update - expected[client]).norm() / expected[client].norm())
+                found[f"{name}, {dtype}"] = max(apart, found.get(f"{name}, {dtype}", 0.0))
+        _forget_memory(device)
+    assert found[f"single, {torch.float32}"] <= MOST_APART, found
+    assert found[f"stack, {torch.float32}"] <= MOST_APART, found
+    return found
+
+
+def print_profile(way: Way, device: torch.device) -> None:
+    """The kernels, or a processor's operations, that take most of one step of a way."""
+    assert way.step is not None
+    kinds, cuda = [torch.profiler.ProfilerActivity.CPU], device.type == "cuda"
+    if cuda:
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=kinds) as profile:
+        way.step()
+        _wait(device)
+    order = "self_cuda_time_total" if cuda else "self_cpu_time_total"
+    print(profile.key_averages().table(sort_by=order, row_limit=12, max_name_column_width=90), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["moonshine-tiny-en", "wav2vec2-bert-300m"])
@@ -297,25 +198,36 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each way in each turn")
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--check", action="store_true", help="compare updates with the plain loop's")
+    parser.add_argument("--check-clients", type=int, default=16, help="of the stack that is compared")
+    parser.add_argument("--profile", type=int, nargs="*", default=[], help="stacks of which to list the kernels")
+    parser.add_argument("--random-from", type=Path, help="Moonshine's folder without its weights")
     parser.add_argument("--quick", action="store_true", help="two turns of a step or two, with stacks of 3")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.turns, arguments.seconds, arguments.stacks = 2, 0.05, [3]
+        arguments.turns, arguments.seconds, arguments.stacks, arguments.check_clients = 2, 0.05, [3], 3
     device, found = torch.device(arguments.device), []
     with tempfile.TemporaryDirectory() as temporary:
         for name in arguments.models:
-            folder = write_random_encoder(name, Path(temporary) / name) if name in ENCODERS else find_folder(name)
+            folder = find_model(name, Path(temporary), arguments.random_from)
             for train in arguments.trains:
                 bench = make_bench(folder, train, device)
+                if arguments.check and hf.stack_obstacle(bench.settings) is None:
+                    apart = check_updates(folder, train, device, USUAL, arguments.check_clients)
+                    found.append({"model": name, "train": train, "way": "updates", "apart": apart})
+                    print(json.dumps(found[-1]), flush=True)
                 for clips in (USUAL, SHORT) if arguments.short else (USUAL,):
                     ways = list_ways(bench, clips, arguments.stacks)
                     run_turns(ways, device, turns=arguments.turns, seconds=arguments.seconds)
                     said = f"{clips.count} clips of {clips.seconds} s"
                     for way in ways:
                         row = {"model": name, "train": train, "clips": said, "way": way.name}
-                        found.append(row | summarise(way, ways[0]))
+                        found.append(row | summarise(way, ways[0], ways[1]))
                         print(json.dumps(found[-1]), flush=True)
+                    for way in ways:
+                        if way.step is not None and way.name in {f"stacks of {n}" for n in arguments.profile}:
+                            print_profile(way, device)
                     del ways, way
                     _forget_memory(device)
     if arguments.json is not None:

@@ -17,7 +17,7 @@ from tests.models.huggingface.test_family import assert_close, gradients_of, noi
 from sottovoce.models.huggingface import family  # noqa: E402
 from sottovoce.models.huggingface.graphs import network_scores  # noqa: E402
 from sottovoce.models.huggingface.inputs import network_inputs  # noqa: E402
-from sottovoce.models.huggingface.memory import SPARE, activation_bytes, stack_bytes  # noqa: E402
+from sottovoce.models.huggingface.memory import MOST_OF_FREE, SPARE, activation_bytes, fitting_share, stack_bytes  # noqa: E402
 from sottovoce.models.huggingface.settings import Settings  # noqa: E402
 
 KINDS = list(tiny_models.KINDS)
@@ -43,7 +43,7 @@ def write_wider_model(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     return tiny_models.write_tiny_model(kind, folder)
 
 
-def count_kept(settings: Settings, *, recompute: bool = False) -> int:
+def count_kept(settings: Settings, *, recompute: float = 0.0) -> int:
     """Numbers that a pass keeps besides parameters, by what autograd is given to keep."""
     part, features = part_of(settings), noise(settings, utterances=3)
     leaves = {name: own.requires_grad_() for name, own in part.initial.items()}
@@ -75,6 +75,20 @@ def test_what_a_pass_keeps_is_foreseen(kind: str, train: str, tmp_path: Path, mo
     counted = count_kept(settings)
     assert counted <= foreseen * SPARE
     assert foreseen <= 2 * counted
+
+
+@pytest.mark.parametrize("kind", ["wav2vec2-bert", "moonshine"])
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_what_a_pass_keeps_is_foreseen_where_some_layers_are_computed_again(
+    share: float, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(write_wider_model(kind, tmp_path, monkeypatch))
+    frames = noise(settings).features_UTF.shape[1]
+    counted = count_kept(settings, recompute=share)
+    assert count_kept(settings, recompute=share + 0.25) < counted < count_kept(settings, recompute=share - 0.25)
+    foreseen = activation_bytes(settings, 3, frames, recompute=share, number_bytes=1)
+    assert counted <= foreseen * SPARE
+    assert foreseen <= 2.5 * counted  # what passes counts for more where less is kept
 
 
 @pytest.mark.parametrize("kind", ["wav2vec2-bert", "moonshine"])
@@ -140,10 +154,9 @@ def test_dropout_is_drawn_again_as_it_was(tmp_path: Path) -> None:
         assert_close(found[2], found[0])
 
 
-def test_sixteen_clients_of_a_600m_encoder_fit_into_80_gb() -> None:
-    """Ten utterances of four seconds a client, as in `benchmarks/pretrained.py`; 64 of them with layers recomputed."""
-    config = transformers.Wav2Vec2BertConfig(vocab_size=32, num_hidden_layers=24)
-    settings = Settings(
+def encoder_settings(layers: int) -> Settings:
+    config = transformers.Wav2Vec2BertConfig(vocab_size=32, num_hidden_layers=layers)
+    return Settings(
         tokens=32,
         source="",
         digests=(),
@@ -152,9 +165,24 @@ def test_sixteen_clients_of_a_600m_encoder_fit_into_80_gb() -> None:
         generation="{}",
         train="lora(r=8)",
     )
+
+
+def test_sixteen_clients_of_a_600m_encoder_fit_into_80_gb() -> None:
+    """Ten utterances of four seconds a client, as in `benchmarks/pretrained.py`; 64 of them with layers recomputed."""
+    settings = encoder_settings(24)
     weights = 600e6 * 2
     assert 30e9 < activation_bytes(settings, 160, 200) + weights < 80e9
     assert activation_bytes(settings, 640, 200) > 80e9
     assert activation_bytes(settings, 640, 200, recompute=True) + weights < 40e9
     # Of unknown utterances it is taken that they are long.
     assert activation_bytes(settings, 10, 200) < stack_bytes(settings, seconds=40.0, steps=2) < 6e9
+
+
+@pytest.mark.parametrize(("gib", "layers", "share"), [(80, 12, 0.0), (40, 12, 0.75), (139, 24, 0.25), (80, 24, 0.75)])
+def test_64_clients_compute_no_more_layers_again_than_the_memory_asks_for(gib: int, layers: int, share: float) -> None:
+    """By the same count. 12 layers are the 300M encoder, of which 64 fit into 80 GiB as they are."""
+    settings, most_bytes = encoder_settings(layers), MOST_OF_FREE * gib * 2**30
+    assert fitting_share(settings, 640, 200, most_bytes=most_bytes) == share
+    assert activation_bytes(settings, 640, 200, recompute=share) <= most_bytes
+    assert share == 0.0 or activation_bytes(settings, 640, 200, recompute=share - 0.25) > most_bytes
+    assert fitting_share(settings, 640, 200, most_bytes=0) == 1.0  # the least that there is

@@ -18,7 +18,7 @@ from torch import Tensor
 from sottovoce.models.cuda_graphs import CudaRecorder, GraphRecorder, RecordedFunction, Turn
 from sottovoce.models.family import Parameters
 from sottovoce.models.huggingface.inputs import RAW
-from sottovoce.models.huggingface.memory import activation_bytes, extent, must_recompute
+from sottovoce.models.huggingface.memory import activation_bytes, extent, share_to_recompute
 from sottovoce.models.huggingface.network import MERGED, call_network
 from sottovoce.models.huggingface.settings import Settings
 
@@ -149,13 +149,15 @@ def network_scores(
     settings: Settings,
     inputs: Mapping[str, Any],
     *,
-    recompute: bool | None = None,
+    recompute: float | None = None,
     **how: Any,
 ) -> Tensor:
-    """Scores of outputs [U, T or L, V]. Layers are computed again on the way back where memory asks for it (None)."""
+    """Scores of outputs [U, T or L, V]. None: so many layers are computed again on the way back as memory asks for."""
     first = next(iter(inputs.values()))
     if recompute is None:
-        recompute = torch.is_grad_enabled() and must_recompute(settings, *extent(first, settings), device=first.device)
+        recompute = 0.0
+        if torch.is_grad_enabled():
+            recompute = share_to_recompute(settings, *extent(first, settings), device=first.device)
     decoder = {"use_cache": False} if "decoder_input_ids" in inputs else {}
     found = call_network(parameters, settings, {**inputs, **decoder}, recompute=recompute, **how)
     scores: Tensor = found if isinstance(found, Tensor) else found.logits

@@ -15,14 +15,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sottovoce.models.huggingface.frozen import corrected_product, frozen_convolution
+
 
 class ClientLinear(nn.Linear):
     """x·Wᵀ + bias, and (x·aᵀ)·bᵀ where there is a correction of low rank."""
 
     def forward(self, x: Tensor) -> Tensor:  # as torch's
-        y = _linear(x, self.weight, self.bias)
         a, b = self._parameters.get("lora_a"), self._parameters.get("lora_b")
-        return y if a is None or b is None else y + _linear(_linear(x, a, None), b, None)
+        if a is None or b is None:
+            return _linear(x, self.weight, self.bias)
+        if _is_trained(self.weight, self.bias) or self.weight.dim() == 3 or torch.compiler.is_exporting():
+            return _linear(x, self.weight, self.bias) + _linear(_linear(x, a, None), b, None)
+        clients = max(len(own) if own.dim() == 3 else 1 for own in (a, b))
+        a_NrI, b_NOr = (own.expand(clients, *own.shape[-2:]) for own in (a, b))
+        x_NMI = _by_client(x, clients).flatten(1, -2)
+        return corrected_product(x_NMI, self.weight, self.bias, a_NrI, b_NOr).view(*x.shape[:-1], -1)
+
+
+def _is_trained(*weights: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(own is not None and own.requires_grad for own in weights)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -61,7 +73,7 @@ class ClientConv1d(nn.Conv1d):
         if self.kernel_size == self.stride == (1,) and self.padding == (0,) and self.groups == 1:
             return _linear(x_BCT.mT, self.weight[..., 0], self.bias).mT
         if self.weight.dim() == 3:
-            return super().forward(x_BCT)
+            return self._convolve(x_BCT)
         x_NBCT = _by_client(x_BCT, len(self.weight))
         if self.groups == 1 and self.dilation == (1,) and isinstance(self.padding, tuple):
             return self._multiply(x_NBCT, padding=self.padding[0])
@@ -78,6 +90,13 @@ class ClientConv1d(nn.Conv1d):
             clients * self.groups,
         )
         return found.view(-1, clients, outputs, found.shape[-1]).transpose(0, 1).flatten(0, 1)
+
+    def _convolve(self, x_BCT: Tensor) -> Tensor:
+        plain = self.padding_mode == "zeros" and isinstance(self.padding, tuple)
+        if not plain or not _is_trained(x_BCT) or _is_trained(self.weight, self.bias):
+            return super().forward(x_BCT)
+        how = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation, "groups": self.groups}
+        return frozen_convolution(x_BCT, self.weight, self.bias, **how)
 
     def _multiply(self, x_NBCT: Tensor, *, padding: int) -> Tensor:
         """As products of all windows: GPUs are slow at convolutions of many groups, above all backwards."""

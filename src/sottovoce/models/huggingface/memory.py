@@ -5,14 +5,17 @@ Numbers that a layer keeps for its way back, for every frame of its output, coun
 of their hidden layers, H heads and T frames of an utterance:
 
                                    a part, LoRA          everything
-    Wav2Vec2-BERT, Parakeet-CTC    15·D + 2·I + 2·H·T    27·D + 4·I + 2·H·T    convolutions; a bias of all places
+    Wav2Vec2-BERT                  13·D + 2·I            27·D + 4·I            convolutions
+    Parakeet-CTC                   14·D + 2·I + 2·H·T    27·D + 4·I + 2·H·T    the same; a bias of all places
     Moonshine                      11·D + 1.5·I          16·D + 2.6·I          rotary positions
     Whisper                        9·D + 1·I             14·D + 2·I
     wav2vec2, HuBERT, WavLM        8·D + 1·I             12·D + 2·I
 
-Where layers are computed again on the way back, each keeps its input alone: D.
+A layer that is computed again on the way back keeps its input alone: D. In Wav2Vec2-BERT the bias of all places is
+computed again in each layer (`attention`): it and its gradient, 2·H·T, are there for one layer at a time.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,25 +41,27 @@ SURELY_FREE_BYTES = 2 << 30
 MOST_OF_FREE = 0.9
 # What comes and goes besides: gradients of one layer, and a copy or two.
 SPARE = 1.1
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of layers that may be computed again: each is a network of its own
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """Of one layer and frame: multiples of D, of I, and of H·T."""
+    """Of one layer and frame: multiples of D, of I, and of H·T; the last also for what one layer has at a time."""
 
     widths: float
     hidden: float
     places: float = 0.0
+    passing: float = 0.0
 
 
 _PART = {
-    "wav2vec2-bert": _Kept(15, 2, 2),
-    "parakeet_ctc": _Kept(15, 2, 2),
+    "wav2vec2-bert": _Kept(13, 2, passing=2),
+    "parakeet_ctc": _Kept(14, 2, 2),
     "moonshine": _Kept(11, 1.5),
     "whisper": _Kept(9, 1),
 }
 _ALL = {
-    "wav2vec2-bert": _Kept(27, 4, 2),
+    "wav2vec2-bert": _Kept(27, 4, passing=2),
     "parakeet_ctc": _Kept(27, 4, 2),
     "moonshine": _Kept(16, 2.6),
     "whisper": _Kept(14, 2),
@@ -64,9 +69,12 @@ _ALL = {
 
 
 def activation_bytes(
-    settings: Settings, lines: int, frames: int, *, recompute: bool = False, number_bytes: int = NUMBER_BYTES
+    settings: Settings, lines: int, frames: int, *, recompute: float = 0.0, number_bytes: int = NUMBER_BYTES
 ) -> float:
-    """What a pass over so many `lines` keeps, each of so many `frames` of features (or samples)."""
+    """What a pass over so many `lines` keeps, each of so many `frames` of features (or samples).
+
+    `recompute`: the share of layers that are computed again.
+    """
     config = _encoder(settings)
     width, layers = int(config.get("hidden_size") or config.get("d_model") or 1024), layer_count(settings)
     hidden = int(config.get("intermediate_size") or config.get("encoder_ffn_dim") or 4 * width)
@@ -76,12 +84,13 @@ def activation_bytes(
     kept = (_ALL if whole else _PART).get(settings.kind, _Kept(12, 2) if whole else _Kept(8, 1))
     places = int(output_frames(torch.tensor([frames]), settings)[0])
     layer = kept.widths * width + kept.hidden * hidden + kept.places * heads * places
-    per_frame = layers * width + layer if recompute else layers * layer
+    again = math.ceil(recompute * layers)
+    plain = max(layers - again, 1)  # of those computed again one is there at a time, when the others are gone
+    per_frame = again * width + plain * layer + kept.passing * heads * places
     front = _front_numbers(settings) * (3 if whole else 1)
     # Embeddings of all distances in an utterance, whatever the number of lines.
     table = places**2 * width // heads if config.get("position_embeddings_type") == "relative_key" else 0
-    tables = table if recompute else layers * table
-    return SPARE * number_bytes * (lines * (places * per_frame + frames * front) + tables)
+    return SPARE * number_bytes * (lines * (places * per_frame + frames * front) + table)
 
 
 def extent(features: Tensor, settings: Settings) -> tuple[int, int]:
@@ -89,14 +98,21 @@ def extent(features: Tensor, settings: Settings) -> tuple[int, int]:
     return len(features), features.shape[2 if settings.kind == "whisper" else 1]
 
 
-def must_recompute(settings: Settings, lines: int, frames: int, *, device: torch.device) -> bool:
-    """Whether a pass over so much would not fit into what is free of the `device`'s memory."""
-    kept = activation_bytes(settings, lines, frames)
-    if device.type != "cuda" or kept < SURELY_FREE_BYTES:
-        return False
+def share_to_recompute(settings: Settings, lines: int, frames: int, *, device: torch.device) -> float:
+    """The smallest share of layers to compute again for a pass over so much to fit into the `device`'s free memory."""
+    if device.type != "cuda" or activation_bytes(settings, lines, frames) < SURELY_FREE_BYTES:
+        return 0.0
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return kept > MOST_OF_FREE * (free + unused)
+    return fitting_share(settings, lines, frames, most_bytes=MOST_OF_FREE * (free + unused))
+
+
+def fitting_share(settings: Settings, lines: int, frames: int, *, most_bytes: float) -> float:
+    """The smallest share of layers to compute again for a pass to take `most_bytes`; all of them where none is."""
+    for share in SHARES:
+        if activation_bytes(settings, lines, frames, recompute=share) <= most_bytes:
+            return share
+    return SHARES[-1]
 
 
 def _encoder(settings: Settings) -> Mapping[str, Any]:

@@ -24,6 +24,7 @@ from sottovoce.base.errors import InputError
 from sottovoce.base.importing import import_extra
 from sottovoce.base.seeds import seeded_kernels
 from sottovoce.models.family import Parameters
+from sottovoce.models.huggingface.attention import adapt_attention
 from sottovoce.models.huggingface.folder import CLASSES
 from sottovoce.models.huggingface.layers import MaskedGroupNorm, adapt_layers, add_low_rank
 from sottovoce.models.huggingface.recompute import Scope, recompute_layers
@@ -179,23 +180,24 @@ def build_network(
     corrected: frozenset[str] = frozenset(),
     *,
     training: bool = False,
-    recompute: bool = False,
+    recompute: float = 0.0,
 ) -> Network:
     """The network of `settings`, with low-rank corrections of the layers `corrected`.
 
-    `recompute`: its layers are computed again on the way back.
+    `recompute`: the share of its layers that are computed again on the way back.
     """
     return _build(settings, corrected, training, recompute)  # one network, however this is called
 
 
 @cache
-def _build(settings: Settings, corrected: frozenset[str], training: bool, recompute: bool) -> Network:
+def _build(settings: Settings, corrected: frozenset[str], training: bool, recompute: float) -> Network:
     with seeded_kernels(0, device=CPU), quiet(import_transformers()):
         module = _make(settings)
     tensors = _named_tensors(module)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     trainable = tuple(name for name, p in module.named_parameters() if p.requires_grad and not name.endswith(_UNUSED))
     adapt_layers(module)
+    adapt_attention(module, settings.kind)
     add_low_rank(module, corrected)
     _forget_values(module)
     module.train(training)
@@ -205,7 +207,7 @@ def _build(settings: Settings, corrected: frozenset[str], training: bool, recomp
     module.requires_grad_(False)
     scope = partial(_calling, RLock(), quiet=settings.kind == "wavlm")
     if recompute:
-        recompute_layers(module, scope=scope, draws=training)
+        recompute_layers(module, share=recompute, scope=scope, draws=training)
     return Network(module, shapes, trainable, scope)
 
 
@@ -270,7 +272,7 @@ class PreparedNetwork:
 
 @cache
 def _prepare(
-    settings: Settings, corrected: frozenset[str], training: bool, recompute: bool, device: torch.device
+    settings: Settings, corrected: frozenset[str], training: bool, recompute: float, device: torch.device
 ) -> PreparedNetwork:
     network = build_network(settings, corrected, training=training, recompute=recompute)
     module = network.module
@@ -302,7 +304,7 @@ def call_network(
     *,
     norm_frames_B: Tensor | None = None,
     training: bool = False,
-    recompute: bool = False,
+    recompute: float = 0.0,
     method: Method = "forward",
 ) -> Any:
     """What the network makes of `inputs`; `norm_frames_B` are the frames that group norms look at, None for all.

@@ -1,5 +1,6 @@
 """Layers that keep their inputs alone and are computed again on the way back: more time, much less memory."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
@@ -11,14 +12,15 @@ from torch.utils.checkpoint import checkpoint
 Scope = Callable[[], AbstractContextManager[None]]
 
 
-def recompute_layers(module: nn.Module, *, scope: Scope, draws: bool) -> None:
-    """Let the repeated layers of `module` be computed again, in the `scope` of its calls.
+def recompute_layers(module: nn.Module, *, share: float, scope: Scope, draws: bool) -> None:
+    """Let a `share` of the repeated layers of `module` be computed again, in the `scope` of its calls.
 
-    `draws`: they draw dropout, and must draw the same.
+    It is the first ones: when they are computed again, what the others kept is free. `draws`: they draw dropout, and
+    must draw the same.
     """
     for name, layers in module.named_modules():
         if isinstance(layers, nn.ModuleList) and name.split(".")[-1] == "layers":
-            for layer in layers:
+            for layer in layers[: math.ceil(share * len(layers))]:
                 if next(layer.children(), None) is not None:
                     layer.forward = _Recomputed(layer, scope=scope, draws=draws)
 
