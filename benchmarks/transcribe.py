@@ -1,11 +1,11 @@
-"""Many files on a CPU: × real time of `transcribe`, in the order of the files as before and sorted by length as now.
+"""Many files on a CPU: × real time of `transcribe`, in batches in the order of the files and sorted by length.
 
     python benchmarks/transcribe.py runs/demo/seed moonshine-tiny-en [--every 4] [--repeats 5]
 
 Models are folders of runs, or names in $SOTTOVOCE_MODELS. The speech is LibriSpeech's in $SOTTOVOCE_DATA, every so many
 of its files. Sides take turns within each repeat, on one thread. Times are the process's own, whatever else runs, and
-include reading the files; medians over repeats with quartiles. Texts are compared with those of the first side, where
-each file is recognised by itself.
+include reading the files; medians over repeats with quartiles. Texts are compared with those of each file recognised by
+itself.
 """
 
 import argparse
@@ -14,11 +14,11 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import jiwer
 import numpy as np
+import soundfile
 import torch
 from long_files import load_pretrained
 from numpy.typing import NDArray
@@ -27,11 +27,13 @@ from sottovoce.data.audio.batches import Batch
 from sottovoce.data.corpora.corpus import SAMPLE_RATE
 from sottovoce.data.text.normalisation import normalise_text
 from sottovoce.evaluation import transcribe
+from sottovoce.evaluation.decoder import choose_greedy
+from sottovoce.evaluation.recognise import choose_batch_seconds, plan_batches
 from sottovoce.evaluation.transcripts import Transcript
 from sottovoce.models.recogniser import Recogniser, load_recogniser
 
 Plan = Callable[..., tuple[Batch, ...]]
-BEFORE_SECONDS = 60.0  # of a batch
+BEFORE_SECONDS, ALONE_SECONDS = 60.0, 0.1  # of a batch
 
 
 def plan_neighbours(lengths: NDArray[np.int64], *, max_seconds: float, device: torch.device) -> tuple[Batch, ...]:
@@ -46,41 +48,43 @@ def plan_neighbours(lengths: NDArray[np.int64], *, max_seconds: float, device: t
     return tuple(batches)
 
 
-SIDES: dict[str, tuple[Plan, float | None]] = {
-    "one by one": (transcribe.plan_batches, 0.1),
-    f"in order, {BEFORE_SECONDS:g} s (before)": (plan_neighbours, BEFORE_SECONDS),
-    f"sorted, {BEFORE_SECONDS:g} s": (transcribe.plan_batches, BEFORE_SECONDS),
-    "sorted (now)": (transcribe.plan_batches, None),
-}
+def choose_sides(recogniser: Recogniser) -> dict[str, tuple[Plan, float]]:
+    """How batches are made, and their seconds. The last is ours."""
+    decode = choose_greedy(recogniser.family, recogniser.settings)
+    now = choose_batch_seconds(torch.device("cpu"), decode)
+    plans = {"in order": plan_neighbours, "sorted": plan_batches}
+    return {
+        f"{how}, {seconds:g} s": (plan, seconds) for seconds in (BEFORE_SECONDS, now) for how, plan in plans.items()
+    }
+
+
+def write_texts(recogniser: Recogniser, files: list[Path], *, plan: Plan, batch_seconds: float) -> dict[Path, str]:
+    with patch.object(transcribe, "plan_batches", plan):
+        found = list(transcribe.transcribe_files(recogniser, files, batch_seconds=batch_seconds))
+    assert all(isinstance(result, Transcript) for result in found), found
+    return {result.path: result.text for result in found if isinstance(result, Transcript)}
 
 
 def measure(recogniser: Recogniser, said: dict[Path, str], *, repeats: int) -> None:
-    found: dict[str, list[float]] = {name: [] for name in SIDES}
-    texts: dict[str, list[str]] = {}
-    audio = 0.0
-    for repeat in range(repeats + 1):
-        for name, (plan, seconds) in SIDES.items():
-            files = list(said) if repeat else list(said)[:4]  # the first ones make plans and load libraries
-            given: dict[str, Any] = {} if seconds is None else {"batch_seconds": seconds}
+    files, sides = list(said), choose_sides(recogniser)
+    audio = sum(soundfile.info(path).duration for path in files)
+    alone = write_texts(recogniser, files, plan=plan_batches, batch_seconds=ALONE_SECONDS)
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    texts: dict[str, dict[Path, str]] = {}
+    for _ in range(repeats):
+        for name, (plan, seconds) in sides.items():
             begun = time.process_time()
-            with patch.object(transcribe, "plan_batches", plan):
-                results = list(transcribe.transcribe_files(recogniser, files, **given))
-            taken = time.process_time() - begun
-            assert all(isinstance(result, Transcript) for result in results)
-            texts[name] = [result.text for result in results if isinstance(result, Transcript)]
-            audio = sum(result.seconds for result in results if isinstance(result, Transcript))
-            if repeat:
-                found[name].append(taken)
-    before = next(name for name in SIDES if "before" in name)
-    alone = texts["one by one"]
+            texts[name] = write_texts(recogniser, files, plan=plan, batch_seconds=seconds)
+            found[name].append(time.process_time() - begun)
+    before = found[next(iter(sides))]
     references = [normalise_text(text, language="en") for text in said.values()]
     for name, times in found.items():
-        low, middle, high = statistics.quantiles([a / b for a, b in zip(found[before], times, strict=True)], n=4)
-        unlike = sum(a != b for a, b in zip(texts[name], alone, strict=True))
-        wer = jiwer.wer(references, [normalise_text(text, language="en") for text in texts[name]])
+        low, middle, high = statistics.quantiles([a / b for a, b in zip(before, times, strict=True)], n=4)
+        unlike = sum(texts[name][path] != alone[path] for path in files)
+        wer = jiwer.wer(references, [normalise_text(texts[name][path], language="en") for path in files])
         speed = audio / statistics.median(times)
         ratio = f"{middle:.2f} ({low:.2f}–{high:.2f})"
-        print(f"| {name} | {speed:,.1f} | {ratio} | {unlike} of {len(alone)} | {wer:.2%} |", flush=True)
+        print(f"| {name} | {speed:,.1f} | {ratio} | {unlike} of {len(files)} | {wer:.2%} |", flush=True)
 
 
 def main() -> None:

@@ -58,7 +58,8 @@ from sottovoce.models.recogniser import Recogniser
 WINDOW_SECONDS = 30.0
 OVERLAP_SECONDS = 4.0
 LONGEST_WINDOW = 600.0  # an attention over more takes gigabytes
-SORTED_SECONDS = 600.0  # of audio whose windows are sorted together: more pads little less, and takes more memory
+# Of audio whose windows are sorted together: little at first, so that text comes soon, then twice as much each time.
+FIRST_SECONDS, SORTED_SECONDS = 120.0, 600.0
 
 
 def find_audio_files(places: Sequence[Path]) -> list[Path]:
@@ -99,7 +100,7 @@ def transcribe_files(
     seconds = choose_batch_seconds(device, decode) if batch_seconds is None else batch_seconds
     frame = require_recognition(recogniser).samples_per_frame(recogniser.settings)
     windows = _read_windows(paths, window_seconds=window_seconds, frame_samples=frame)
-    groups = prefetch(_gather(windows, first_seconds=seconds))
+    groups = prefetch(_gather(windows, first_seconds=max(seconds, FIRST_SECONDS)))
     recognised = _recognise(recogniser, groups, decode, device=device, batch_seconds=seconds)
     for number, results in groupby(recognised, key=lambda result: result.file):
         try:
@@ -143,7 +144,7 @@ def _read_windows(paths: Sequence[Path], *, window_seconds: float, frame_samples
 
 
 def _gather(windows: Iterable[_Window], *, first_seconds: float) -> Iterator[list[_Window]]:
-    """Consecutive windows, about `first_seconds` of them at first, so that text comes soon, then ever more."""
+    """Consecutive windows, about `first_seconds` of them at first, then ever more."""
     group: list[_Window] = []
     wanted, held = first_seconds, 0.0
     for window in windows:
