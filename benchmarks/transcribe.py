@@ -48,8 +48,8 @@ def plan_neighbours(lengths: NDArray[np.int64], *, max_seconds: float, device: t
     return tuple(batches)
 
 
-def choose_sides(recogniser: Recogniser) -> dict[str, tuple[Plan, float]]:
-    """How batches are made, and their seconds. The last is ours."""
+def choose_sides(recogniser: Recogniser, others: list[float]) -> dict[str, tuple[Plan, float]]:
+    """How batches are made, and their seconds: as before, as now, and sorted with `others`."""
     decode = choose_greedy(recogniser.family, recogniser.settings)
     now = choose_batch_seconds(torch.device("cpu"), decode)
     plans = {"in order": plan_neighbours, "sorted": plan_batches}
@@ -65,8 +65,8 @@ def write_texts(recogniser: Recogniser, files: list[Path], *, plan: Plan, batch_
     return {result.path: result.text for result in found if isinstance(result, Transcript)}
 
 
-def measure(recogniser: Recogniser, said: dict[Path, str], *, repeats: int) -> None:
-    files, sides = list(said), choose_sides(recogniser)
+def measure(recogniser: Recogniser, said: dict[Path, str], *, repeats: int, others: list[float]) -> None:
+    files, sides = list(said), choose_sides(recogniser, others)
     audio = sum(soundfile.info(path).duration for path in files)
     alone = write_texts(recogniser, files, plan=plan_batches, batch_seconds=ALONE_SECONDS)
     found: dict[str, list[float]] = {name: [] for name in sides}
@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+")
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batch-seconds", type=float, nargs="+", default=[], help="sorted batches of other sizes too")
     given = parser.parse_args()
     torch.set_num_threads(1)
     said = read_texts(Path(os.environ["SOTTOVOCE_DATA"]) / "librispeech-mini" / "LibriSpeech", every=given.every)
@@ -99,7 +100,7 @@ def main() -> None:
         recogniser = load_recogniser(Path(model)) if Path(model).exists() else load_pretrained(model)
         print(f"\n| {model}, {len(said)} files | × real time | before ÷ this | texts unlike one by one | WER |")
         print("|---|---|---|---|---|")
-        measure(recogniser, said, repeats=given.repeats)
+        measure(recogniser, said, repeats=given.repeats, others=given.batch_seconds)
 
 
 def read_texts(corpus: Path, *, every: int) -> dict[Path, str]:
