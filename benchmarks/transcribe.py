@@ -53,9 +53,9 @@ def choose_sides(recogniser: Recogniser, others: list[float]) -> dict[str, tuple
     decode = choose_greedy(recogniser.family, recogniser.settings)
     now = choose_batch_seconds(torch.device("cpu"), decode)
     plans = {"in order": plan_neighbours, "sorted": plan_batches}
-    return {
-        f"{how}, {seconds:g} s": (plan, seconds) for seconds in (BEFORE_SECONDS, now) for how, plan in plans.items()
-    }
+    made = [(how, seconds) for seconds in (BEFORE_SECONDS, now) for how in plans]
+    made += [("sorted", seconds) for seconds in others]
+    return {f"{how}, {seconds:g} s": (plans[how], seconds) for how, seconds in made}
 
 
 def write_texts(recogniser: Recogniser, files: list[Path], *, plan: Plan, batch_seconds: float) -> dict[Path, str]:
