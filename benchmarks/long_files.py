@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--windows", type=float, nargs="+", default=[30.0, 15.0, 10.0])
     given = parser.parse_args()
     corpus = Path(os.environ["SOTTOVOCE_DATA"]) / "librispeech-mini" / "LibriSpeech" / "test-other"
-    recogniser = _load(given.model)
+    recogniser = load_pretrained(given.model)
     with tempfile.TemporaryDirectory() as folder:
         sentences, recordings, texts = _join_sentences(corpus, Path(folder))
         print(f"{len(sentences)} sentences one by one: {_wer(recogniser, sentences, texts):.1%}")
@@ -40,7 +40,7 @@ def main() -> None:
             print(f"{len(recordings)} recordings, windows of {seconds:g} s: {wer:.1%}", flush=True)
 
 
-def _load(name: str) -> Recogniser:
+def load_pretrained(name: str) -> Recogniser:
     options = Options(source=name)
     tokens = family.own_tokens(options, "en")
     assert tokens is not None

@@ -1,18 +1,20 @@
 """Files of any length and kind to words with times; a damaged one does not stop the others."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 import torch
+from tests.evaluation.conftest import noise
 
 from sottovoce.base.errors import InputError
 from sottovoce.data.audio.features import frame_lengths
 from sottovoce.data.audio.waveforms import Waveforms
 from sottovoce.data.store import Store
 from sottovoce.evaluation import transcribe as transcription
-from sottovoce.evaluation.recognise import recognise_utterances
+from sottovoce.evaluation.recognise import compute_emissions, recognise_utterances
 from sottovoce.evaluation.transcribe import find_audio_files, transcribe_files
 from sottovoce.evaluation.transcripts import FailedFile, Transcript
 from sottovoce.models.decoding import BeamSearch
@@ -44,6 +46,55 @@ def test_short_files_give_what_a_store_of_them_gives(recogniser: Recogniser, sto
         assert [result.text for result in found] == expected
         assert [result.path for result in found] == files
         assert [result.seconds for result in found] == [len(store.samples(row)) / 16_000 for row in range(len(files))]
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The lengths of what the model is given together, in samples."""
+    found: list[list[int]] = []
+
+    def compute(recogniser: Recogniser, recordings: Waveforms) -> tuple[torch.Tensor, torch.Tensor]:
+        found.append(recordings.lengths_U.tolist())
+        return compute_emissions(recogniser, recordings)
+
+    monkeypatch.setattr(transcription, "compute_emissions", compute)
+    return found
+
+
+def test_files_of_like_lengths_share_a_batch_and_come_back_in_order(
+    recogniser: Recogniser, tmp_path: Path, batches: list[list[int]]
+) -> None:
+    paths = [tmp_path / f"{place}.wav" for place in range(24)]
+    for place, path in enumerate(paths):  # short and long ones in turn
+        soundfile.write(path, noise(path.name, seconds=0.5 + 0.01 * place if place % 2 else 4 - 0.01 * place), 16_000)
+    found = transcripts(recogniser, *paths, batch_seconds=60.0)
+    assert [result.path for result in found] == paths
+    assert sorted(length for lengths in batches for length in lengths) == sorted(
+        soundfile.info(path).frames for path in paths
+    )
+    batches.clear()
+    # One by one: who shares a batch changes no text.
+    assert [result.text for result in transcripts(recogniser, *paths, batch_seconds=0.1)] == [r.text for r in found]
+    assert all(len(lengths) == 1 for lengths in batches)
+    batches.clear()
+    transcripts(recogniser, *paths, batch_seconds=8.0)
+    padded, spoken = (sum(count(lengths) for lengths in batches) for count in (lambda own: max(own) * len(own), sum))
+    assert padded < 1.1 * spoken, "neighbours would take 1.7 times as much"
+
+
+@pytest.mark.parametrize("first_seconds", [0.1, 3.0, 60.0, 2_000.0])
+def test_windows_are_gathered_in_order_few_at_first(first_seconds: float) -> None:
+    rng = np.random.default_rng(1)
+    windows = [
+        transcription._Window(place, 0, np.zeros(int(seconds * 16_000), np.int16))
+        for place, seconds in enumerate(rng.uniform(0.5, 8.0, 2_000).tolist())
+    ]
+    groups = list(transcription._gather(iter(windows), first_seconds=first_seconds))
+    assert [window for group in groups for window in group] == windows
+    seconds = [sum(len(window.samples) for window in group) / 16_000 for group in groups]
+    assert seconds[0] < first_seconds + 8
+    assert max(seconds) < max(first_seconds, transcription.SORTED_SECONDS) + 8
+    assert all(after > before - 8 for before, after in pairwise(seconds[:-1]))
 
 
 FRAME_SAMPLES = 480
@@ -90,13 +141,20 @@ def test_beam_search_has_times_too(recogniser: Recogniser, files: list[Path]) ->
         assert all(0 <= word.start < word.end <= result.seconds for word in result.words)
 
 
-def test_damaged_files_do_not_stop_the_others(recogniser: Recogniser, files: list[Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch_seconds", [None, 2.0, 0.1])
+def test_damaged_files_do_not_stop_the_others(
+    recogniser: Recogniser, files: list[Path], tmp_path: Path, batch_seconds: float | None
+) -> None:
     good = transcripts(recogniser, *files[:2])
     broken, late = tmp_path / "broken.wav", tmp_path / "late.flac"
     broken.write_bytes(b"RIFF" + bytes(100))
     soundfile.write(late, np.random.default_rng(1).normal(0, 0.1, 16_000 * 25), 16_000)
     late.write_bytes(late.read_bytes()[:500_000])  # its first windows are whole
-    found = list(transcribe_files(recogniser, [broken, files[0], late, files[1]], window_seconds=2.0))
+    found = list(
+        transcribe_files(
+            recogniser, [broken, files[0], late, files[1]], window_seconds=2.0, batch_seconds=batch_seconds
+        )
+    )
     assert [type(result) for result in found] == [FailedFile, Transcript, FailedFile, Transcript]
     assert [found[1], found[3]] == good
     assert isinstance(found[2], FailedFile)

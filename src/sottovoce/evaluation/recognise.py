@@ -36,9 +36,12 @@ from sottovoce.models.recogniser import Recogniser
 Progress = Callable[[int], None]
 
 DEVICE = "SOTTOVOCE_DEVICE"
-# Seconds of padded audio in a batch: enough to fill a GPU; on a processor, little enough for its caches.
+# Seconds of padded audio in a batch: enough to fill a GPU, or for a search on a processor, each step of which reads all
+# weights for one token of each utterance.
 BATCH_SECONDS = {"cuda": 2_000.0}
 CPU_BATCH_SECONDS = 60.0
+# By CTC on a processor: little enough for its caches.
+CPU_CTC_SECONDS = 20.0
 # The same times the width of a beam, where that is more: every hypothesis has its own attention.
 SEARCH_SECONDS = {"cuda": 40_000.0}
 CPU_SEARCH_SECONDS = 600.0
@@ -101,9 +104,12 @@ def require_recognition(recogniser: Recogniser) -> Recognition[Any]:
 
 
 def choose_batch_seconds(device: torch.device, decode: Decoder | SearchOptions | None = None) -> float:
+    """How much a batch holds that is decoded so; None: that is not decoded."""
     seconds = BATCH_SECONDS.get(device.type, CPU_BATCH_SECONDS)
-    if not isinstance(decode, SearchOptions):
+    if decode is None:
         return seconds
+    if not isinstance(decode, SearchOptions):
+        return BATCH_SECONDS.get(device.type, CPU_CTC_SECONDS)
     return min(seconds, SEARCH_SECONDS.get(device.type, CPU_SEARCH_SECONDS) / decode.width)
 
 

@@ -6,14 +6,15 @@ where words have no times by the words that neighbours have in common.
 Every window is normalised by its own loudness, as every utterance was in training: a file of one window gives what
 its utterance in a store would give.
 
-Windows of all files go through the model in batches, in order, so that many short files are as fast as one long one.
+Windows of all files go through the model in batches of like lengths: they are read some minutes ahead and sorted, and
+the results are given back in order. Many short files are then as fast as one long one.
 
 Shapes: B windows, T frames, V outputs (the blank, then the tokens).
 """
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 
 from sottovoce.base.errors import InputError
-from sottovoce.data.audio.waveforms import pad_waveforms
+from sottovoce.data.audio.waveforms import Waveforms, pad_waveforms
 from sottovoce.data.corpora.corpus import SAMPLE_RATE, Unusable
 from sottovoce.data.loading import prefetch
 from sottovoce.data.text.tokens import Tokens
@@ -30,6 +31,7 @@ from sottovoce.evaluation.recognise import (
     choose_batch_seconds,
     compute_emissions,
     place_for_evaluation,
+    plan_batches,
     require_recognition,
     search_timed_texts,
 )
@@ -56,6 +58,8 @@ from sottovoce.models.recogniser import Recogniser
 WINDOW_SECONDS = 30.0
 OVERLAP_SECONDS = 4.0
 LONGEST_WINDOW = 600.0  # an attention over more takes gigabytes
+# Of audio whose windows are sorted together: little at first, so that text comes soon, then twice as much each time.
+FIRST_SECONDS, SORTED_SECONDS = 120.0, 600.0
 
 
 def find_audio_files(places: Sequence[Path]) -> list[Path]:
@@ -96,8 +100,8 @@ def transcribe_files(
     seconds = choose_batch_seconds(device, decode) if batch_seconds is None else batch_seconds
     frame = require_recognition(recogniser).samples_per_frame(recogniser.settings)
     windows = _read_windows(paths, window_seconds=window_seconds, frame_samples=frame)
-    batches = prefetch(_make_batches(windows, max_samples=int(seconds * SAMPLE_RATE)))
-    recognised = _recognise(recogniser, batches, decode, device=device)
+    groups = prefetch(_gather(windows, first_seconds=max(seconds, FIRST_SECONDS)))
+    recognised = _recognise(recogniser, groups, decode, device=device, batch_seconds=seconds)
     for number, results in groupby(recognised, key=lambda result: result.file):
         try:
             yield _transcript(paths[number], results, recogniser, decode, frame_samples=frame)
@@ -139,42 +143,53 @@ def _read_windows(paths: Sequence[Path], *, window_seconds: float, frame_samples
             yield _Window(number, 0, np.zeros(0, dtype=np.int16), trouble)
 
 
-def _make_batches(windows: Iterable[_Window], *, max_samples: int) -> Iterator[list[_Window]]:
-    """Consecutive windows, together at most `max_samples` with their padding."""
-    batch: list[_Window] = []
-    longest = 0
+def _gather(windows: Iterable[_Window], *, first_seconds: float) -> Iterator[list[_Window]]:
+    """Consecutive windows, about `first_seconds` of them at first, then ever more."""
+    group: list[_Window] = []
+    wanted, held = first_seconds, 0.0
     for window in windows:
-        grown = max(longest, len(window.samples))
-        if batch and grown * (len(batch) + 1) > max_samples:
-            yield batch
-            batch, grown = [], len(window.samples)
-        batch.append(window)
-        longest = grown
-    if batch:
-        yield batch
+        group.append(window)
+        held += len(window.samples) / SAMPLE_RATE
+        if held >= wanted:
+            yield group
+            group, held, wanted = [], 0.0, max(first_seconds, min(2 * wanted, SORTED_SECONDS))
+    if group:
+        yield group
 
 
 def _recognise(
-    recogniser: Recogniser, batches: Iterable[list[_Window]], decode: Decoder | SearchOptions, *, device: torch.device
+    recogniser: Recogniser,
+    groups: Iterable[list[_Window]],
+    decode: Decoder | SearchOptions,
+    *,
+    device: torch.device,
+    batch_seconds: float,
 ) -> Iterator[_Window]:
     """The same windows with the model's output on the host: log-probabilities or, of a search, texts."""
-    for batch in batches:
-        sound = [window for window in batch if window.trouble is None]
-        outputs: Iterator[torch.Tensor | Hypothesis] = iter(())
-        if sound:
-            recordings = pad_waveforms([window.samples for window in sound], device=device)
-            with torch.no_grad():
-                if isinstance(decode, SearchOptions):
-                    outputs = iter(search_timed_texts(recogniser, recordings, decode))
-                else:
-                    log_probs_BTV, lengths_B = compute_emissions(recogniser, recordings)
-                    lines = zip(log_probs_BTV.cpu(), lengths_B.tolist(), strict=True)
-                    outputs = (emission[:length] for emission, length in lines)
-        for window in batch:
-            if window.trouble is not None:
-                yield window
-            else:
-                yield _Window(window.file, window.start, window.samples, output=next(outputs))
+    for group in groups:
+        sound = [window for window in group if window.trouble is None]
+        lengths = np.array([len(window.samples) for window in sound], dtype=np.int64)
+        outputs: dict[int, torch.Tensor | Hypothesis] = {}
+        for batch in plan_batches(lengths, max_seconds=batch_seconds, device=device):
+            rows = batch.rows.tolist()
+            samples = [sound[row].samples for row in rows]
+            recordings = pad_waveforms(samples, padded_samples=batch.padded_samples, device=device)
+            outputs |= zip(rows, _compute_outputs(recogniser, recordings, decode), strict=True)
+        in_order = (outputs[row] for row in range(len(sound)))
+        for window in group:
+            yield window if window.trouble is not None else replace(window, output=next(in_order))
+
+
+@torch.no_grad()
+def _compute_outputs(
+    recogniser: Recogniser, recordings: Waveforms, decode: Decoder | SearchOptions
+) -> Sequence[torch.Tensor | Hypothesis]:
+    if isinstance(decode, SearchOptions):
+        return search_timed_texts(recogniser, recordings, decode)
+    log_probs_BTV, lengths_B = compute_emissions(recogniser, recordings)
+    # Copies: a view would keep the padding of a whole batch in memory.
+    lines = zip(log_probs_BTV.cpu(), lengths_B.tolist(), strict=True)
+    return [emission[:length].clone() for emission, length in lines]
 
 
 def _transcript(

@@ -94,10 +94,14 @@ class PretrainedTokens(Tokens):
         return str(self._tokenizer.decode(self.to_theirs(ids), skip_special_tokens=True, **options))
 
     def pieces(self) -> list[str]:
+        return list(self._pieces)
+
+    @cached_property
+    def _pieces(self) -> tuple[str, ...]:  # once: a tokenizer has tens of thousands
         known = self._tokenizer.convert_ids_to_tokens(self.to_theirs(range(1, self.size + 1)))
         theirs = [one or "" for one in known]  # a model may have more outputs than its tokenizer has tokens
         special = set(self._tokenizer.all_special_tokens)
-        return ["", *(_spaced(one) if one in _STARTS or one not in special else "" for one in theirs)]
+        return ("", *(_spaced(one) if one in _STARTS or one not in special else "" for one in theirs))
 
     def as_json(self) -> dict[str, object]:
         return {
