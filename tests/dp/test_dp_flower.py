@@ -30,6 +30,7 @@ from tests.dp.flower_app import (
     PLANNED,
     START,
     LocalGrid,
+    ask_users,
     make_client_app,
     serve,
     train_locally,
@@ -249,6 +250,17 @@ def test_an_app_that_was_killed_goes_on_from_a_model_that_it_saved(tmp_path: Pat
     later = PrivateStrategy(PLANNED, folder=tmp_path, root_seed=3).start(grid, saved[kept])
     assert len(later.train_metrics_clientapp) == 4 - kept
     check_same(tmp_path, later.arrays, root_seed=3)
+
+
+def test_an_app_with_correlated_noise_goes_on_and_leaves_no_secrets(tmp_path: Path) -> None:
+    """Whoever has the memory of the noise can take some of it off released models again."""
+    grid = LocalGrid(make_client_app([]), nodes=12)
+    options: dict[str, Any] = {"mechanism": {"kind": "banded", "bands": 2}, "users": ask_users}
+    first = PrivateStrategy(PLANNED, folder=tmp_path, **options).start(grid, to_record(START), num_rounds=3)
+    assert (tmp_path / "secrets" / "noise-memory.npy").exists()
+    PrivateStrategy(PLANNED, folder=tmp_path, **options).start(grid, first.arrays)
+    assert dp.state_run(tmp_path).guarantee.made == 4
+    assert not (tmp_path / "secrets").exists()
 
 
 def test_a_round_that_nobody_answers_is_released_as_noise(tmp_path: Path) -> None:
