@@ -9,6 +9,7 @@ from sottovoce.export.recompute import CheckedClaim, dp_accounting_version, reco
 from sottovoce.privacy.events import NoGuarantee
 from sottovoce.privacy.guarantee import Guarantee, format_epsilon, guarantee_of
 from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.ledger_header import check_header
 from sottovoce.privacy.ledger_report import LedgerReport, check_ledger_signature
 from sottovoce.privacy.stated import Fact, population_fact, release_facts, state_guarantee
 
@@ -61,6 +62,7 @@ def state_run(folder: Path | str) -> PrivacyStatement:
     """
     path = Path(folder) / "ledger.jsonl" if Path(folder).is_dir() else Path(folder)
     ledger = verify(path)
+    check_header(path, ledger.header)
     signature = check_ledger_signature(ledger, path)
     guarantee, people = guarantee_of(ledger), ledger.header["plan"]["population_size"]
     kind, headline, proof = "none", "Not private: nothing is promised to anybody.", None
