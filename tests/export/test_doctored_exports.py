@@ -409,6 +409,11 @@ LIES: dict[str, tuple[str, Callable[[Record], object], str]] = {
     "more people, in groups": ("banded", lambda h: h["plan"].update(population_size=900), "in its groups"),
     "other groups": ("banded", lambda h: h["plan"]["mechanism"].update(cycle=4), "in its groups, though 2 of"),
     "fewer rounds": ("release", lambda h: h.update(central_steps=3), "says federation.steps = 4"),
+    "a budget that nobody has set": (
+        "release",
+        lambda h: h.update(epsilon_budget=0.05),
+        "says federation.privacy.epsilon_budget = None, the ledger 0.05",
+    ),
     "a silo called a person": (
         "silo",
         lambda h: h["plan"].update(privacy_unit="speaker"),

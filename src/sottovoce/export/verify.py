@@ -52,6 +52,7 @@ _IN_RECIPE_AND_PLAN = (
     *("weighting", "weight_cap", "denominator"),
 )
 _IN_BOTH_OR_NEITHER = ("adaptive", "mechanism", "noise_scope", "clip_rule", "weights", "sampler")
+_BUDGET = "epsilon_budget"
 _SOFTWARE, _START = {"export", "accountant", "run"}, {"began_with", "digest"}
 _PLAIN = re.compile(r"[\w.,+' -]*")  # what a version or a digest is made of: no sign in which a number could be claimed
 _LONGEST = 60  # characters of a value in a message
@@ -174,6 +175,7 @@ def _compare_recipe(path: Path, recipe: Mapping[str, Any], header: Mapping[str, 
     units = {unit.short: unit.name for unit in UNITS}
     facts = [(f"privacy.{name}", wanted.get(name), plan.get(name)) for name in _IN_RECIPE_AND_PLAN]
     facts += [(name, settings.get(name), plan.get(name)) for name in ("cohort_size", "expected_answers")]
+    facts += [(f"privacy.{_BUDGET}", wanted.get(_BUDGET), header.get(_BUDGET))]
     facts += [("steps", settings.get("steps"), header.get("central_steps"))]
     facts += [("clients.rule", units.get(str(rule), rule), plan.get("privacy_unit"))]
     for name, said, planned in facts:
@@ -184,9 +186,9 @@ def _compare_recipe(path: Path, recipe: Mapping[str, Any], header: Mapping[str, 
             and not _is_same_number(said, planned)
         ):
             raise InputError(f"{path} says federation.{name} = {_short(said)}, the ledger {_short(planned)}")
-    for name in _IN_BOTH_OR_NEITHER:
-        if name in wanted and (wanted[name] is None) != (plan.get(name) is None):
-            said, planned = _short(wanted[name]), _short(plan.get(name))
+    for name, planned in [(name, plan.get(name)) for name in _IN_BOTH_OR_NEITHER] + [(_BUDGET, header.get(_BUDGET))]:
+        if name in wanted and (wanted[name] is None) != (planned is None):
+            said, planned = _short(wanted[name]), _short(planned)
             raise InputError(f"{path} says federation.privacy.{name} = {said}, the ledger {planned}")
 
 
