@@ -472,6 +472,15 @@ def test_a_key_that_stands_twice_is_refused(exports: Exports, tmp_path: Path) ->
         verify_export(folder)
 
 
+def test_a_key_of_an_audit_that_stands_twice_is_refused(exports: Exports, tmp_path: Path) -> None:
+    folder = exports.copy("audited", tmp_path)
+    text = (folder / "audit.json").read_text().lstrip().removeprefix("{")
+    (folder / "audit.json").write_text('{"verdict": "consistent",' + text)
+    fitted(folder)
+    with pytest.raises(InputError, match=r"audit.json is damaged \('verdict' twice\)"):
+        verify_export(folder)
+
+
 def test_a_link_to_a_folder_is_a_file_more(exports: Exports, tmp_path: Path) -> None:
     folder = exports.copy("release", tmp_path)
     (tmp_path / "elsewhere").mkdir()

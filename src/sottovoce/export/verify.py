@@ -176,6 +176,8 @@ def _compare_recipe(path: Path, recipe: Mapping[str, Any], header: Mapping[str, 
     facts = [(f"privacy.{name}", wanted.get(name), plan.get(name)) for name in _IN_RECIPE_AND_PLAN]
     facts += [(name, settings.get(name), plan.get(name)) for name in ("cohort_size", "expected_answers")]
     facts += [(f"privacy.{_BUDGET}", wanted.get(_BUDGET), header.get(_BUDGET))]
+    asked, measured = _part_of(settings, "client_wer"), _part_of(header, "client_wer")
+    facts += [(f"client_wer.{name}", asked.get(name), measured.get(name)) for name in ("words", "every")]
     facts += [("steps", settings.get("steps"), header.get("central_steps"))]
     facts += [("clients.rule", units.get(str(rule), rule), plan.get("privacy_unit"))]
     for name, said, planned in facts:
