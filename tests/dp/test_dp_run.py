@@ -286,23 +286,31 @@ def rewrite_header(path: Path, change: dict[str, Any]) -> None:
     path.write_bytes(b"".join(lines))
 
 
-def test_a_budget_that_is_lowered_after_a_release_does_not_lower_what_was_promised(tmp_path: Path) -> None:
+def budget_for(rounds: int) -> float:
+    spent = dp.plan_run(40, cohort_size=8, central_steps=rounds, delta=1e-3, noise_multiplier=1.0).epsilon
+    return spent.rdp * 1.001
+
+
+@pytest.mark.parametrize("budgets", [(None, 2, 4), (2, 4, 5)], ids=["lowered", "raised"])
+def test_a_budget_that_is_changed_after_a_release_promises_nothing(
+    tmp_path: Path, budgets: tuple[int | None, ...]
+) -> None:
     """Or else somebody who stops because of what was released would state the ε of the rounds made so far."""
-    spent = [dp.plan_run(40, cohort_size=8, central_steps=n, delta=1e-3, noise_multiplier=1.0).epsilon for n in (2, 4)]
-    with dp.start_run(PLANNED, START, folder=tmp_path) as run:
-        model = go_on(run, START, rounds=2)
-        run.commit(model)
-        promised = run.guarantee.epsilon
-    with dp.start_run(PLANNED, model, folder=tmp_path, epsilon_budget=spent[0].rdp * 1.001) as run:
+    model = START
+    for budget in budgets:
+        limit = None if budget is None else budget_for(budget)
+        with dp.start_run(PLANNED, model, folder=tmp_path, epsilon_budget=limit) as run:
+            model = go_on(run, model, rounds=2)
+            run.commit(model)
+            if budget == budgets[0]:
+                assert run.guarantee.steps == (budget or PLANNED.central_steps)
+    with dp.start_run(PLANNED, model, folder=tmp_path, epsilon_budget=limit) as run:
+        assert run.step == budgets[-1]
         assert run.next_round(model) is None
         assert "above epsilon_budget" in str(run.stopped)
     stated = dp.state_run(tmp_path)
-    assert stated.guarantee.epsilon == promised == PLANNED.epsilon
-    assert (stated.guarantee.made, stated.guarantee.steps) == (2, 6)
-    with dp.start_run(PLANNED, model, folder=tmp_path, epsilon_budget=spent[1].rdp * 1.001) as run:
-        go_on(run, model)
-    assert dp.state_run(tmp_path).guarantee.made == 4
-    assert dp.state_run(tmp_path).epsilon == promised.headline
+    assert stated.guarantee.epsilon == PLANNED.epsilon
+    assert (stated.guarantee.made, stated.guarantee.steps) == (budgets[-1], 6)
 
 
 @pytest.mark.parametrize("lowered", [0.5, 0.7])

@@ -18,7 +18,8 @@ AGAINST = (
     "as they like; not whoever sees updates before the noise, as the server does; no other channels (time, memory)"
 )
 NOT_COVERED = (
-    "settings chosen by looking at the same users' data, other runs on them, and whatever else was published of them"
+    "settings chosen by looking at the same users' data, other runs on them, rounds made again because of what was "
+    "released, and whatever else was published of them"
 )
 
 

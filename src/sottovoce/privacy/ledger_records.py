@@ -92,7 +92,7 @@ class LedgerState:
     released_length: int = 1  # without results at its end
     settled_length: int = 0  # up to the last commit, or results
     signer: str | None = None  # whom that names
-    promised_budget: float | None = None  # the largest since the first release
+    promised_budget: float | None = None  # that of the first release, unless it was changed since
 
     @property
     def has_released(self) -> bool:
@@ -225,9 +225,8 @@ def apply_record(state: LedgerState, record: Record) -> None:
             state.measured_attempts += 1
         case "budget":
             state.budget = budget = record["epsilon_budget"]
-            # One that is lowered after a release may be so for what was released: it promises nothing.
-            known = (budget, state.promised_budget) if state.has_released else (budget,)
-            state.promised_budget = None if None in known else max(known)
+            # One that is changed after a release may be so for what was released: it promises nothing any more.
+            state.promised_budget = None if state.has_released else budget
 
 
 def attempts_at(known: Mapping[int, Record], step: int) -> int:

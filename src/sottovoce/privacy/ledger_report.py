@@ -34,8 +34,8 @@ class LedgerReport:
     """A sound ledger. `commits` and the fingerprints of `parameters` before them are by step.
 
     `results` is the last record of them, where nothing was released since. `settled_length` counts the lines up to the
-    last commit or results, which name the `signer`. `promised_budget` is the largest `epsilon_budget` that was in force
-    since the first release: one that is lowered later stops a run, and does not lower what it promised.
+    last commit or results, which name the `signer`. `promised_budget` is the `epsilon_budget` of the first
+    release, None where it was changed since: a run keeps to the new one, but whoever chose it may have seen releases.
     """
 
     path: Path
