@@ -19,7 +19,8 @@ from tests.guides import DOCS, blocks
 from sottovoce import dp
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 from tests.dp.flower_app import (
     FAILS,
@@ -29,6 +30,7 @@ from tests.dp.flower_app import (
     PLANNED,
     START,
     LocalGrid,
+    ask_users,
     make_client_app,
     serve,
     train_locally,
@@ -145,6 +147,72 @@ def test_a_mod_without_any_bound_sends_nothing() -> None:
     assert reply.error.reason == "no clip bound"
 
 
+# What a server may get wrong in an order to train: bounds that are none, models that are none.
+BOUNDS = [math.nan, -1.0, 0.0, 1e-40, "0.5", [0.5]]
+ORDERS = [
+    *(
+        pytest.param({"arrays": to_record(START), "config": ConfigRecord({CLIP_BOUND: one})}, id=f"{one}")
+        for one in BOUNDS
+    ),
+    pytest.param({"arrays": to_record(START), "config": ConfigRecord({CLIP_BOUND: math.inf})}, id="inf"),
+    pytest.param({"config": ConfigRecord({CLIP_BOUND: 0.5})}, id="no model"),
+    pytest.param(
+        {"arrays": to_record({"n": np.arange(3)}), "config": ConfigRecord({CLIP_BOUND: 0.5})}, id="whole numbers"
+    ),
+]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_wrong_order_is_refused_alike_by_who_would_learn_and_who_would_fail(order: dict[str, Any]) -> None:
+    """Or else a server would see, bound or not, whether training has failed: that depends on the data."""
+    grid = LocalGrid(make_client_app([make_clip_mod()]), nodes=12)
+    orders = [
+        Message(content=RecordDict(order), message_type=MessageType.TRAIN, dst_node_id=100 + user)
+        for user in (0, NAN, FAILS, MISSHAPEN)
+    ]
+    replies = [reply.error if reply.has_error() else reply.content for reply in grid.send_and_receive(orders)]
+    assert all(reply == replies[0] for reply in replies[1:])
+
+
+@pytest.mark.parametrize("asked", [math.inf, 7.0])
+def test_a_larger_bound_of_the_server_leaves_the_clients_own(asked: float) -> None:
+    grid = LocalGrid(make_client_app([make_clip_mod(0.3)]), nodes=1)
+    content = RecordDict({"arrays": to_record(START), "config": ConfigRecord({CLIP_BOUND: asked})})
+    (reply,) = grid.send_and_receive([Message(content=content, message_type=MessageType.TRAIN, dst_node_id=100)])
+    sent = to_models(reply.content["arrays"])
+    moved = math.sqrt(sum(float(np.square(sent[name] - one).sum()) for name, one in START.items()))
+    assert moved == pytest.approx(0.3, rel=1e-5)
+
+
+def test_rounding_to_a_models_types_at_most_doubles_the_bound() -> None:
+    """What a server that sends large numbers gains: an update of a bit more than half a cell becomes a whole cell."""
+    large = {"w": np.full(1, 2.0**23, dtype=np.float32)}  # cells of 1
+    app = ClientApp(mods=[make_clip_mod(0.51)])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"arrays": to_record({"w": large["w"] + 5})}), reply_to=message)
+
+    grid = LocalGrid(app, nodes=1)
+    content = RecordDict({"arrays": to_record(large)})
+    (reply,) = grid.send_and_receive([Message(content=content, message_type=MessageType.TRAIN, dst_node_id=100)])
+    assert abs(float(to_models(reply.content["arrays"])["w"][0]) - 2.0**23) == 1.0 <= 2 * 0.51
+
+
+def test_the_mod_leaves_queries_and_evaluations_as_they_are() -> None:
+    """As its description says: what an app answers to them is not bounded by anything."""
+    app = make_client_app([make_clip_mod(0.3)])
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord({"loss": 1234.5})}), reply_to=message)
+
+    grid = LocalGrid(app, nodes=4)
+    for kind, name, said in ((MessageType.QUERY, "user", 3), (MessageType.EVALUATE, "loss", 1234.5)):
+        (reply,) = grid.send_and_receive([Message(content=RecordDict(), message_type=kind, dst_node_id=103)])
+        assert reply.content["metrics"][name] == said
+
+
 def test_an_error_of_a_client_stays_with_it() -> None:
     grid = LocalGrid(make_client_app([make_clip_mod()]), nodes=12)
     content = RecordDict({"arrays": to_record(START), "config": ConfigRecord({CLIP_BOUND: 0.5})})
@@ -182,6 +250,17 @@ def test_an_app_that_was_killed_goes_on_from_a_model_that_it_saved(tmp_path: Pat
     later = PrivateStrategy(PLANNED, folder=tmp_path, root_seed=3).start(grid, saved[kept])
     assert len(later.train_metrics_clientapp) == 4 - kept
     check_same(tmp_path, later.arrays, root_seed=3)
+
+
+def test_an_app_with_correlated_noise_goes_on_and_leaves_no_secrets(tmp_path: Path) -> None:
+    """Whoever has the memory of the noise can take some of it off released models again."""
+    grid = LocalGrid(make_client_app([]), nodes=12)
+    options: dict[str, Any] = {"mechanism": {"kind": "banded", "bands": 2}, "users": ask_users}
+    first = PrivateStrategy(PLANNED, folder=tmp_path, **options).start(grid, to_record(START), num_rounds=3)
+    assert (tmp_path / "secrets" / "noise-memory.npy").exists()
+    PrivateStrategy(PLANNED, folder=tmp_path, **options).start(grid, first.arrays)
+    assert dp.state_run(tmp_path).guarantee.made == 4
+    assert not (tmp_path / "secrets").exists()
 
 
 def test_a_round_that_nobody_answers_is_released_as_noise(tmp_path: Path) -> None:

@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from tests.dp.own_run import run_ours
+from tests.tampering import GENESIS
 
 from sottovoce import dp
 from sottovoce.base.seeds import stream
+from sottovoce.privacy.chain import read_chain, seal
 from sottovoce.privacy.rdp import ORDERS
 
 PLANNED = dp.plan_run(40, cohort_size=8, central_steps=6, delta=1e-3, noise_multiplier=1.0, clip_bound=0.5)
@@ -272,4 +274,60 @@ def test_a_statement_is_of_a_sound_ledger_and_names_its_signer(tmp_path: Path) -
     ledger = tmp_path / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes().replace(b'"noise_multiplier":1.0', b'"noise_multiplier":9.0', 1))
     with pytest.raises(dp.InputError, match="was changed"):
+        dp.state_run(tmp_path)
+
+
+def rewrite_header(path: Path, change: dict[str, Any]) -> None:
+    """Of a ledger, whose chain is made to fit it: anybody can do that."""
+    lines, head = list[bytes](), GENESIS
+    for record in read_chain(path).records:
+        line, head = seal(record | (change if record["kind"] == "header" else {}), after=head)
+        lines.append(line)
+    path.write_bytes(b"".join(lines))
+
+
+def budget_for(rounds: int) -> float:
+    spent = dp.plan_run(40, cohort_size=8, central_steps=rounds, delta=1e-3, noise_multiplier=1.0).epsilon
+    return spent.rdp * 1.001
+
+
+@pytest.mark.parametrize("budgets", [(None, 2, 4), (2, 4, 5)], ids=["lowered", "raised"])
+def test_a_budget_that_is_changed_after_a_release_promises_nothing(
+    tmp_path: Path, budgets: tuple[int | None, ...]
+) -> None:
+    """Or else somebody who stops because of what was released would state the ε of the rounds made so far."""
+    model = START
+    for budget in budgets:
+        limit = None if budget is None else budget_for(budget)
+        with dp.start_run(PLANNED, model, folder=tmp_path, epsilon_budget=limit) as run:
+            model = go_on(run, model, rounds=2)
+            run.commit(model)
+            if budget == budgets[0]:
+                assert run.guarantee.steps == (budget or PLANNED.central_steps)
+    with dp.start_run(PLANNED, model, folder=tmp_path, epsilon_budget=limit) as run:
+        assert run.step == budgets[-1]
+        assert run.next_round(model) is None
+        assert "above epsilon_budget" in str(run.stopped)
+    stated = dp.state_run(tmp_path)
+    assert stated.guarantee.epsilon == PLANNED.epsilon
+    assert (stated.guarantee.made, stated.guarantee.steps) == (budgets[-1], 6)
+
+
+@pytest.mark.parametrize("lowered", [0.5, 0.7])
+def test_a_budget_that_is_lowered_before_any_release_counts(tmp_path: Path, lowered: float) -> None:
+    for budget in (None, lowered):
+        dp.start_run(PLANNED, START, folder=tmp_path, epsilon_budget=budget).close()
+    assert dp.state_run(tmp_path).guarantee.epsilon.rdp <= lowered
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"mode": "secure", "inputs": ""}, "its plan is of mode=seeded"), ({"plan": {}}, "no header that a run")],
+)
+def test_a_simulation_is_not_stated_as_a_release(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with dp.start_run(PLANNED, START, folder=tmp_path, root_seed=7) as run:
+        go_on(run, START)
+    assert dp.state_run(tmp_path).kind == "simulation"
+    rewrite_header(tmp_path / "ledger.jsonl", change)
+    with pytest.raises(dp.InputError, match=message):
         dp.state_run(tmp_path)

@@ -19,6 +19,7 @@ from sottovoce.base.signatures import load_signing_key
 from sottovoce.export.folder import EXPORT_SIGNATURE, PRIVACY, digest_export, sign_export
 from sottovoce.export.privacy_file import Asserted, Evidence, describe_privacy
 from sottovoce.export.verify import find_difference, verify_export
+from sottovoce.models.hub import CARD
 from sottovoce.privacy.chain import read_chain, seal
 from sottovoce.privacy.events import event_from_json
 from sottovoce.privacy.ledger import verify
@@ -343,6 +344,16 @@ HEADERS: dict[str, tuple[Callable[[Record], object], str]] = {
     "no shares": (lambda h: h["plan"].pop("share"), "line 1"),
     "an event of another kind": (lambda h: h.update(event={"kind": "laplace"}), "line 1"),
     "a unit that is none": (lambda h: h["plan"].update(privacy_unit=["speaker"]), "line 1"),
+    "noise that its rounds do not have": (lambda h: h["plan"].update(noise_multiplier=80.0), "noise_multiplier=8"),
+    "a seed": (lambda h: h["plan"].update(root_seed=7), "the seed or the inputs of a simulation"),
+    "inputs": (lambda h: h.update(inputs="00"), "the seed or the inputs of a simulation"),
+    "another plan's δ": (lambda h: h["plan"].update(delta=0.5), "delta=0.001, though its plan has delta=0.5"),
+    "weights by error rates": (lambda h: h["plan"].update(weighting="wer"), "weighting=wer"),
+    "a sampler of somebody's own": (lambda h: h["plan"].update(sampler={"factory": "x:y"}), "has sampler="),
+    "noise on a part": (lambda h: h["plan"].update(noise_scope={"only": "x"}), "has noise_scope="),
+    "nobody who is protected": (lambda h: h["plan"].update(privacy_unit=None), "protects nobody"),
+    "people who are in the seed part": (lambda h: h["plan"].update(users_also_in_seed=3), "protects nobody"),
+    "cohorts of a fixed size": (lambda h: h["plan"].update(sampling="fixed_size"), "its event is not that of its plan"),
 }
 
 
@@ -357,6 +368,144 @@ def test_a_header_that_no_run_has_written_is_refused(
     assert done.code == 2
     assert "ledger.jsonl" in done.err
     assert named in done.err
+
+
+def stated_anew(folder: Path) -> None:
+    """All that follows from the ledger made to fit it: each line's ε, and the statement."""
+    path, lines, head = folder / "ledger.jsonl", list[bytes](), GENESIS
+    records = read_chain(path).records
+    spent = RunningEpsilon(delta=records[0]["delta"])
+    for old in records:
+        record = json.loads(json.dumps(old))
+        if record["kind"] == "intent":
+            spent.add(event_from_json(record["event"]))
+        if "epsilon" in record:
+            record["epsilon"] = spent.epsilon
+        line, head = seal(record, after=head)
+        lines.append(line)
+    path.write_bytes(b"".join(lines))
+    old = read(folder / PRIVACY)["sottovoce"]
+    covered = old["not_covered"]
+    evidence = Evidence(
+        title=records[0]["run"],
+        ledger=verify(path),
+        recipe=file_digest(folder / "recipe.yaml"),
+        model=old["model"],
+        files=digest_export(folder, but=(PRIVACY, EXPORT_SIGNATURE)),
+        asserted=Asserted(
+            software=old["software"],
+            start_model=covered["seed_model"],
+            base_model=covered["base_model"],
+            tokens=covered["tokens"],
+        ),
+    )
+    (folder / PRIVACY).write_text(json.dumps(describe_privacy(evidence)))
+
+
+# One value of the header, with everything made anew that follows from the ledger: recipe and plan still tell.
+LIES: dict[str, tuple[str, Callable[[Record], object], str]] = {
+    "a simulation called a release": ("simulation", lambda h: h.update(mode="secure"), "its plan is of mode=seeded"),
+    "a larger δ": ("release", lambda h: h.update(delta=0.5), "delta=0.5, though its plan has delta=0.001"),
+    "more people, in groups": ("banded", lambda h: h["plan"].update(population_size=900), "in its groups"),
+    "other groups": ("banded", lambda h: h["plan"]["mechanism"].update(cycle=4), "in its groups, though 2 of"),
+    "fewer rounds": ("release", lambda h: h.update(central_steps=3), "says federation.steps = 4"),
+    "a budget that nobody has set": (
+        "release",
+        lambda h: h.update(epsilon_budget=0.05),
+        "says federation.privacy.epsilon_budget = None, the ledger 0.05",
+    ),
+    "a silo called a person": (
+        "silo",
+        lambda h: h["plan"].update(privacy_unit="speaker"),
+        "says federation.clients.rule = 'silo with all its speakers', the ledger 'speaker'",
+    ),
+    "adaptive clipping": (
+        "release",
+        lambda h: h["plan"].update(adaptive={"target_quantile": 0.5}),
+        "says federation.privacy.adaptive = None",
+    ),
+    "noise over rounds": (
+        "release",
+        lambda h: h["plan"].update(mechanism={"cycle": 1, "strategy": {"kind": "banded", "column": [1.0]}}),
+        "its event is not that of its plan",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_a_header_that_contradicts_itself_or_the_recipe_is_refused(
+    what: str, exports: Exports, sottovoce: Callable[..., Ended], tmp_path: Path
+) -> None:
+    kind, change, named = LIES[what]
+    folder = exports.copy(kind, tmp_path)
+    rechained(folder, change)
+    stated_anew(folder)
+    done = sottovoce("verify", folder)
+    assert done.code == 2
+    assert named in done.err
+
+
+ASSERTIONS: dict[str, Callable[[Record], object]] = {
+    "an ε of the seed model": lambda own: own["not_covered"]["seed_model"].update(epsilon=0.01),
+    "an ε beside versions": lambda own: own["software"].update(proof="epsilon = 0.01"),
+    "an ε in a version": lambda own: own["software"].update(run="sottovoce, with ε = 0.01"),
+    "an ε as the tokens' origin": lambda own: own["not_covered"].update(tokens={"epsilon": 0.01}),
+    "an ε in the tokens' origin": lambda own: own["not_covered"].update(tokens="nobody's texts: ε = 0.01"),
+    "an ε as a file": lambda own: own["not_covered"]["base_model"].update({"proved: ε = 0.01": "00"}),
+}
+
+
+@pytest.mark.parametrize("what", ASSERTIONS)
+def test_no_epsilon_hides_in_what_is_asserted(what: str, exports: Exports, tmp_path: Path) -> None:
+    folder = exports.copy("release", tmp_path)
+    edit(folder / PRIVACY, lambda content: ASSERTIONS[what](content["sottovoce"]))
+    with pytest.raises(InputError, match=r"privacy.json(: expected software|: asserts| asserts)"):
+        verify_export(folder)
+
+
+def test_a_key_that_stands_twice_is_refused(exports: Exports, tmp_path: Path) -> None:
+    """Readers differ in which of the two they take."""
+    folder = exports.copy("release", tmp_path)
+    text = (folder / PRIVACY).read_text().lstrip().removeprefix("{")
+    (folder / PRIVACY).write_text('{"notice": "A release with a strong guarantee: ε = 0.01.",' + text)
+    with pytest.raises(InputError, match=r"privacy.json is damaged \('notice' twice\)"):
+        verify_export(folder)
+
+
+def test_a_key_of_an_audit_that_stands_twice_is_refused(exports: Exports, tmp_path: Path) -> None:
+    folder = exports.copy("audited", tmp_path)
+    text = (folder / "audit.json").read_text().lstrip().removeprefix("{")
+    (folder / "audit.json").write_text('{"verdict": "consistent",' + text)
+    fitted(folder)
+    with pytest.raises(InputError, match=r"audit.json is damaged \('verdict' twice\)"):
+        verify_export(folder)
+
+
+def test_a_link_to_a_folder_is_a_file_more(exports: Exports, tmp_path: Path) -> None:
+    folder = exports.copy("release", tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "onnx").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="onnx is none of the files"):
+        verify_export(folder)
+
+
+@pytest.mark.parametrize("kind", ["release", "simulation", "no noise", "central"])
+def test_a_card_that_names_another_epsilon_is_refused(kind: str, exports: Exports, tmp_path: Path) -> None:
+    folder = exports.copy(kind, tmp_path)
+    (folder / CARD).write_text("")
+
+    def write(text: str) -> None:
+        (folder / CARD).write_text(text)
+        edit(folder / PRIVACY, lambda content: content["sottovoce"]["files"].update({CARD: file_digest(folder / CARD)}))
+
+    write("# A model\n")
+    checked = verify_export(folder)
+    assert "the words of README.md" in dict(checked.lines)["Only asserted"]
+    write(f"# A model\n\n**{checked.headline}** It is about the fine-tuning alone.\n")
+    verify_export(folder)
+    write("# A model\n\n**A release with a strong guarantee: ε = 0.01 at δ = 1e-06.**\n")
+    with pytest.raises(InputError, match=r"README.md names an ε that is not in what is stated"):
+        verify_export(folder)
 
 
 @pytest.mark.parametrize("name", ["lower_bound", "promised", "canaries", "rounds", "verdict"])

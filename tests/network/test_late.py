@@ -5,7 +5,7 @@ Nobody is late by a clock: a node is silent, holds its answer back, or is held a
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,30 @@ def test_without_an_interval_a_round_begins_when_the_last_is_over() -> None:
     schedule = Schedule(None)
     schedule.begin()
     assert schedule.left() == 0
+
+
+def test_a_round_at_a_fixed_time_does_not_wait_for_who_has_just_come(tmp_path: Path) -> None:
+    """They are asked for the terms when it is over; before it, no longer than until it begins."""
+    found = fleet(tmp_path, EVERYBODY, wanted=4)
+    clock, asked, ask = Clock(), list[tuple[OrderKind, float]](), found.clients._channel.link.ask
+
+    def watched(orders: Mapping[str, bytes], *, seconds: float, limit: int) -> Mapping[str, bytes]:
+        kinds = {parse_order(order, limit=1 << 32).kind for order in orders.values()}
+        asked.extend((kind, seconds) for kind in kinds)
+        return ask(orders, seconds=seconds, limit=limit)
+
+    found.clients._channel.link.ask = watched  # type: ignore[method-assign]
+    found.clients._schedule = Schedule(60.0, now=clock)
+    assert found.clients.ready(lambda: False)
+    found.clients._prepared -= {1}  # as if it had come back just now
+    asked.clear()
+    clock.now += 60.0
+    assert found.clients.ready(lambda: False)
+    assert asked == []
+    clock.now += 50.0
+    assert not found.clients.ready(lambda: True)
+    assert asked == [(OrderKind.TERMS, 10.0)]
+    assert 1 in found.clients._prepared
 
 
 def test_the_server_waits_for_the_time_and_can_be_stopped_meanwhile(tmp_path: Path) -> None:

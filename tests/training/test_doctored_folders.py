@@ -261,15 +261,22 @@ def wer_lowered(results: dict[str, Any]) -> None:
     results["test"]["test"]["wer"] = 0.01
 
 
-def less_spent(folder: Path, _: Path) -> None:
-    """Less noise was charged than the ledger says it was, in every line: chain, results and marks made to fit."""
+def in_header(change: Callable[[dict[str, Any]], object]) -> Doctor:
+    """Change the ledger's header, with chain, results and marks made to fit."""
 
-    def change(record: dict[str, Any]) -> dict[str, Any]:
-        if record["kind"] == "header":
-            record["plan"]["population_size"] = 10**6
-        return record
+    def doctor(folder: Path, _: Path) -> None:
+        def changed(record: dict[str, Any]) -> dict[str, Any]:
+            if record["kind"] == "header":
+                change(record)
+            return record
 
-    rechain(folder, change)
+        rechain(folder, changed)
+
+    return doctor
+
+
+def mode_turned(header: dict[str, Any]) -> None:
+    header["mode"], header["inputs"] = "unrepeated" if header["mode"] == "secure" else "secure", ""
 
 
 def released(folder: Path, _: Path) -> None:
@@ -278,6 +285,7 @@ def released(folder: Path, _: Path) -> None:
     def change(record: dict[str, Any]) -> dict[str, Any]:
         if record["kind"] == "header":
             record["mode"], record["inputs"] = "secure", ""
+            record["plan"] |= {"mode": "secure", "root_seed": None}
         return record
 
     text = (folder / "config.yaml").read_text()
@@ -291,6 +299,7 @@ def simulated(folder: Path, _: Path) -> None:
     def change(record: dict[str, Any]) -> dict[str, Any]:
         if record["kind"] == "header":
             record["mode"] = "unrepeated"
+            record["plan"] |= {"mode": "seeded", "root_seed": 7}
         return record
 
     edit(folder / "results.json", lambda results: results["privacy"].update(simulated=True))
@@ -396,6 +405,15 @@ CHECKPOINT_FILES = ("model.safetensors", "config.json", "tokens.json", "optimise
 # What is done, and what is named: refused without any key.
 REFUSED: dict[str, tuple[Doctor, str]] = {
     "model of a run without noise": (other_model, "model/model.safetensors"),
+    "population of the plan": (
+        in_header(lambda header: header["plan"].update(population_size=10**6)),
+        "line 1: a sampling rate of",
+    ),
+    "noise of the plan": (
+        in_header(lambda header: header["plan"].update(noise_multiplier=99.0)),
+        "though its plan has",
+    ),
+    "mode of the ledger alone": (in_header(mode_turned), "though its plan is of mode="),
     "weights of a run without noise": (other_weights, "model/model.safetensors"),
     "weights of a run without noise, its digest in the config made to fit": (
         other_weights_fitted,
@@ -503,7 +521,7 @@ UNSEEN: dict[str, Doctor] = {
     "another model, and the commit of it": model_and_chain,
     "the guarantee in every model, and all commits": guarantee_and_chain,
     "the recipe's title, and the whole ledger": recipe_and_chain,
-    "the population, in the whole ledger": less_spent,
+    "who is protected, in the whole ledger": in_header(lambda header: header["plan"].update(privacy_unit="household")),
     "what a round took, in the metrics": times_in_metrics,
     "metrics of a run made to look unfinished": unfinished,
     "the optimiser's state of a checkpoint, and its list": optimiser_and_state,

@@ -133,10 +133,10 @@ def encode_utf8(text: str) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; `InputError` where there is none."""
+def read_json(path: Path, *, is_unique: bool = False) -> dict[str, Any]:
+    """The JSON object in `path`; `InputError` where there is none, or with `is_unique` where it names a key twice."""
     try:
-        content = parse_json(read_file(path))
+        content = parse_json(read_file(path), is_unique=is_unique)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})") from None
     except ParseError as error:

@@ -25,8 +25,8 @@ class ParseError(ValueError):
     """A text that is no JSON or YAML, or too much of it."""
 
 
-def parse_json(text: str | bytes) -> Any:
-    """What `text` says.
+def parse_json(text: str | bytes, *, is_unique: bool = False) -> Any:
+    """What `text` says. With `is_unique` a key that stands twice is refused: which one counts depends on the reader.
 
     >>> parse_json('{"step": 7}')
     {'step': 7}
@@ -35,7 +35,7 @@ def parse_json(text: str | bytes) -> Any:
     sottovoce.base.parsing.ParseError: nested too deeply
     """
     try:
-        return _JSON.decode(text if isinstance(text, str) else text.decode("utf-8"))
+        return (_UNIQUE if is_unique else _JSON).decode(text if isinstance(text, str) else text.decode("utf-8"))
     except RecursionError:
         raise ParseError(_TOO_DEEP) from None
     except ValueError as error:
@@ -124,7 +124,15 @@ def _whole_number(digits: str) -> int:
     return int(digits)
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ParseError(f"{quote(next(key for key in found if [name for name, _ in pairs].count(key) > 1))} twice")
+    return found
+
+
 _JSON = json.JSONDecoder(parse_int=_whole_number)
+_UNIQUE = json.JSONDecoder(parse_int=_whole_number, object_pairs_hook=_once)
 
 
 _FAST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # C's is ten times as fast, where PyYAML was built with it

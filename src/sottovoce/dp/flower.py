@@ -19,8 +19,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from sottovoce.base.errors import InputError
-from sottovoce.dp.arrays import clip_update
+from sottovoce.dp.arrays import ArrayForm, clip_update
 from sottovoce.dp.run import PrivateRound, PrivateRun, start_run
+from sottovoce.privacy.clipping import LARGEST_BOUND, SMALLEST_BOUND
 from sottovoce.privacy.planner import PlannedRun
 
 ARRAYS, CONFIG = "arrays", "config"  # the records' names in Flower's own strategies
@@ -160,40 +161,74 @@ class PrivateStrategy(Strategy):  # type: ignore[misc]  # flwr is skipped by myp
 def make_clip_mod(clip_bound: float | None = None) -> Mod:
     """A mod that clips what a client has learned before it leaves, and sends nothing else: no metrics, no error texts.
 
-    Guarantee: the model that is sent differs from the one received by at most the bound in L2 norm, up to rounding:
-    that of the server's order or `clip_bound`, whichever is smaller. Training that fails, or whose model is not finite,
-    cannot be told from one that has learned nothing. Put it first: mods behind it see more.
+    Guarantee: in answer to each message of type `train` (and `train.…`) the model that is sent differs from the one
+    received by at most the bound in L2 norm: that of the server's order or `clip_bound`, whichever is smaller. Rounding
+    to the model's types comes on top; a server that sends numbers beside which the bound is small can make it twice the
+    bound. Training that fails, or whose model is not finite or of another form, cannot be told from one that has
+    learned nothing, but by how long it takes. An order without a finite, positive bound, or whose model is none, is
+    refused before anything is learned. Put it first: mods behind it see more.
+
+    Not covered: messages of type `evaluate` and `query` pass as they are, and what the app answers to them is sent
+    unclipped, with the texts of its errors. Nor does it count: a server may ask to train as often as it likes, with any
+    model, and learns up to the bound each time. ε is for those who see released models, not against such a server.
     """
 
     def clip_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         if not message.metadata.message_type.startswith(MessageType.TRAIN):
             return call_next(message, context)
-        name, received = next(iter(message.content.array_records.items()))
-        before = to_models(received)  # training may change the record itself
-        asked = [record[CLIP_BOUND] for record in message.content.config_records.values() if CLIP_BOUND in record]
-        bounds = [float(bound) for bound in (*asked, clip_bound) if bound is not None]
-        if not bounds:
-            return Message(Error(TRAINING_FAILED, "no clip bound"), reply_to=message)
-        after = _clipped(before, _trained(message, context, call_next), clip_bound=min(bounds))
+        try:  # all that a server may get wrong, before anything is learned: a refusal then says nothing of the data
+            name, before = _received_model(message)
+            bound = _smallest_bound(message, clip_bound)
+        except InputError as refused:
+            return Message(Error(TRAINING_FAILED, str(refused)), reply_to=message)
+        after = _trained_and_clipped(before, message, context, call_next, clip_bound=bound)
         return Message(RecordDict({name: to_record(after)}), reply_to=message)
 
     return clip_mod
 
 
-def _trained(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Models | None:
+def _received_model(message: Message) -> tuple[str, Models]:
+    """The first array record of an order and its name; a copy, since training may change the record itself."""
+    name, received = next(iter(message.content.array_records.items()), ("", ArrayRecord()))
     try:
-        return _model_in(call_next(message, context))
+        before = to_models(received)
+    except Exception:
+        raise InputError("a model that cannot be read") from None
+    ArrayForm.of(before)
+    return name, before
+
+
+def _smallest_bound(message: Message, own: float | None) -> float:
+    """Of those that the order names, and the client's `own`; InputError for none, and where one bounds nothing."""
+    asked = [record[CLIP_BOUND] for record in message.content.config_records.values() if CLIP_BOUND in record]
+    bounds = [bound for bound in (*asked, own) if bound is not None]
+    if not bounds:
+        raise InputError("no clip bound")
+    # `min` alone would let a NaN pass, or not, by its place.
+    are_numbers = all(isinstance(bound, int | float) and bound >= SMALLEST_BOUND for bound in bounds)
+    if not (are_numbers and min(bounds) <= LARGEST_BOUND):
+        raise InputError(f"no clip bound from {SMALLEST_BOUND:g} to {LARGEST_BOUND:g}")
+    return float(min(bounds))
+
+
+def _trained_and_clipped(
+    before: Models,
+    message: Message,
+    context: Context,
+    call_next: Callable[[Message, Context], Message],
+    *,
+    clip_bound: float,
+) -> Models:
+    """The model that is sent: as it came where nothing was learned, or something of another form."""
+    try:
+        after = _model_in(call_next(message, context))
+        if {name: one.shape for name, one in after.items()} != {name: one.shape for name, one in before.items()}:
+            raise InputError("training has made a model of another form")
+        update = {name: array - after[name] for name, array in before.items()}
+        return subtract_mean(before, clip_update(update, clip_bound=clip_bound))
     except Exception as error:  # its text may hold what it was trained on
         _log.error("training failed: %r; the model is sent back as it came", error)
-        return None
-
-
-def _clipped(before: Models, after: Models | None, *, clip_bound: float) -> Models:
-    """The model that is sent: as it came where nothing was learned, or something of another form."""
-    if after is None or {name: one.shape for name, one in after.items()} != {n: one.shape for n, one in before.items()}:
         return before
-    update = clip_update({name: array - after[name] for name, array in before.items()}, clip_bound=clip_bound)
-    return subtract_mean(before, update)
 
 
 def _model_in(reply: Message) -> Models:

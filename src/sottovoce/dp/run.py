@@ -207,7 +207,9 @@ class PrivateRun:
         delete_secrets(self.folder / SECRETS, MEMORY)
 
     def close(self) -> None:
-        """Let go of the ledger, for another process to go on with it."""
+        """Let go of the ledger, for another process to go on with it; of noise's memory after the last round."""
+        if self.step >= self.central_steps and self._round is None:  # no later row needs it
+            delete_secrets(self.folder / SECRETS, MEMORY)
         self._ledger.close()
 
     def __enter__(self) -> Self:

@@ -9,6 +9,7 @@ from sottovoce.export.recompute import CheckedClaim, dp_accounting_version, reco
 from sottovoce.privacy.events import NoGuarantee
 from sottovoce.privacy.guarantee import Guarantee, format_epsilon, guarantee_of
 from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.ledger_header import check_header
 from sottovoce.privacy.ledger_report import LedgerReport, check_ledger_signature
 from sottovoce.privacy.stated import Fact, population_fact, release_facts, state_guarantee
 
@@ -17,7 +18,8 @@ AGAINST = (
     "as they like; not whoever sees updates before the noise, as the server does; no other channels (time, memory)"
 )
 NOT_COVERED = (
-    "settings chosen by looking at the same users' data, other runs on them, and whatever else was published of them"
+    "settings chosen by looking at the same users' data, other runs on them, rounds made again because of what was "
+    "released, and whatever else was published of them"
 )
 
 
@@ -61,6 +63,7 @@ def state_run(folder: Path | str) -> PrivacyStatement:
     """
     path = Path(folder) / "ledger.jsonl" if Path(folder).is_dir() else Path(folder)
     ledger = verify(path)
+    check_header(path, ledger.header)
     signature = check_ledger_signature(ledger, path)
     guarantee, people = guarantee_of(ledger), ledger.header["plan"]["population_size"]
     kind, headline, proof = "none", "Not private: nothing is promised to anybody.", None

@@ -59,7 +59,7 @@ def _digest_own(folder: Path) -> dict[str, str] | None:
 
 def read_audit(path: Path) -> dict[str, Any]:
     """What travels of the audit in the file `path`."""
-    content = read_json(path)
+    content = read_json(path, is_unique=True)
     bound, promised = content.get("lower_bound"), content.get("promised")
     numbers = [
         bound.get("epsilon") if isinstance(bound, dict) else None,

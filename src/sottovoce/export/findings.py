@@ -7,11 +7,13 @@ from typing import Any
 from sottovoce.export.folder import ExportSigner
 from sottovoce.export.privacy_file import Evidence, Section, privacy_kind
 from sottovoce.export.recompute import CheckedClaim, dp_accounting_version
+from sottovoce.models.hub import CARD
 from sottovoce.privacy.events import CorrelatedRelease, NoGuarantee
 from sottovoce.privacy.guarantee import Guarantee, format_epsilon, format_epsilons
 from sottovoce.privacy.stated import Fact, population_fact, release_facts, state_guarantee
 
 NOISE = "that the noise was really added, and drawn as the ledger says"
+STATED = "Stated"
 NO_AUDIT = "none: that the noise is there was not tested by attacks"
 
 
@@ -38,6 +40,11 @@ class VerifiedExport:
     lines: tuple[Fact, ...]
     facts: tuple[Fact, ...]
     checked: CheckedExport
+
+    @property
+    def headline(self) -> str:
+        """What is stated, in a sentence."""
+        return dict(self.lines)[STATED]
 
     def as_json(self) -> dict[str, Any]:
         own, ledger = self.checked.stated["sottovoce"], self.checked.evidence.ledger
@@ -70,7 +77,7 @@ def judge_export(checked: CheckedExport) -> VerifiedExport:
         facts = (population_fact(guarantee, plan), *release_facts(guarantee, plan, repeats=repeats))
         headline = state_guarantee(guarantee, population_size=plan.get("population_size")).headline
     lines = (
-        ("Stated", headline),
+        (STATED, headline),
         ("Proved", _proved(checked, kind)),
         ("Only asserted", _asserted(checked, kind)),
         ("Audit", _audit(checked.evidence.audit)),
@@ -128,6 +135,8 @@ def _asserted(checked: CheckedExport, kind: str) -> str:
         step = evidence.model["step"]
         parts.append(f"that this model is made from the run's after step {step}: no ledger has its digest")
     parts.append("what the model began with, whose texts made its tokens, and which software was used")
+    if CARD in evidence.files:
+        parts.append(f"the words of {CARD}, in which no other ε is named")
     if kind == "release":
         parts.append("not covered at all: tuning on the same people, other runs on them, side channels")
     return f"{'; '.join(parts)}."

@@ -40,8 +40,11 @@ def digest_export(folder: Path, *, but: tuple[str, ...]) -> dict[str, str]:
 
 
 def list_export(folder: Path) -> list[str]:
-    """The paths of all files in the folder, in order; not of what git or the hub's client left there."""
-    found = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir())
+    """The paths of all files in the folder, in order; not of what git or the hub's client left there.
+
+    A link to a folder is one, too: loaders follow it.
+    """
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return sorted(path.as_posix() for path in found if path.parts[0] not in _OF_COPIES)
 
 
@@ -105,7 +108,7 @@ def check_export_signature(folder: Path, files: Mapping[str, str], *, expected: 
         if expected is not None:
             raise InputError(f"{folder}: unsigned, expected a signature by {expected}")
         return ExportSigner()
-    said = read_json(path)
+    said = read_json(path, is_unique=True)
     try:
         signature = bytes.fromhex(said.pop("signature"))
         key = parse_verifying_key(said["key"])

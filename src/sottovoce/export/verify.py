@@ -11,6 +11,7 @@ The first contradiction is refused in one line that names it. What nobody can co
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from typing import Any
 from sottovoce.base.errors import InputError
 from sottovoce.base.files import read_file, read_json
 from sottovoce.base.parsing import parse_yaml
+from sottovoce.base.units import UNITS
 from sottovoce.export.evidence import describe_model, find_other_file, read_audit, run_title
 from sottovoce.export.findings import CheckedExport, VerifiedExport, judge_export
 from sottovoce.export.folder import (
@@ -35,14 +37,24 @@ from sottovoce.export.folder import (
 )
 from sottovoce.export.privacy_file import SCHEMA, Asserted, Evidence, Section, describe_privacy, guarantee_in
 from sottovoce.export.recompute import CheckedClaim, RecomputedEpsilon, recompute_epsilons
+from sottovoce.models.hub import CARD
 from sottovoce.privacy.events import NoGuarantee
 from sottovoce.privacy.guarantee import Guarantee
 from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.ledger_header import check_header
 from sottovoce.privacy.ledger_report import LedgerReport, check_ledger_signature
+from sottovoce.privacy.stated import names_epsilon
 from sottovoce.training.run_folder import LEDGER
 
 SAME = 1e-5  # of numbers that another version of a library may compute
-_IN_RECIPE_AND_PLAN = ("mode", "clip_bound", "share", "normalise", "noise_multiplier", "sigma_dp", "sampling", "delta")
+_IN_RECIPE_AND_PLAN = (
+    *("mode", "clip_bound", "share", "normalise", "noise_multiplier", "sigma_dp", "sampling", "delta"),
+    *("weighting", "weight_cap", "denominator"),
+)
+_IN_BOTH_OR_NEITHER = ("adaptive", "mechanism", "noise_scope", "clip_rule", "weights", "sampler")
+_BUDGET = "epsilon_budget"
+_SOFTWARE, _START = {"export", "accountant", "run"}, {"began_with", "digest"}
+_PLAIN = re.compile(r"[\w.,+' -]*")  # what a version or a digest is made of: no sign in which a number could be claimed
 _LONGEST = 60  # characters of a value in a message
 
 
@@ -53,7 +65,7 @@ def verify_export(folder: Path, *, expected_key: str | None = None) -> VerifiedE
     """
     if not (folder / PRIVACY).is_file():
         raise InputError(f"{folder / PRIVACY}: nothing is stated here: expected a folder that `export` has written")
-    stated = read_json(folder / PRIVACY)
+    stated = read_json(folder / PRIVACY, is_unique=True)
     own = _own_section(folder, stated)
     _check_names(folder, own["files"])
     ledger, ledger_signer = _check_ledger(folder, own)
@@ -80,7 +92,9 @@ def verify_export(folder: Path, *, expected_key: str | None = None) -> VerifiedE
     files = digest_export(folder, but=(EXPORT_SIGNATURE,))
     compare_files(folder, own["files"], {name: one for name, one in files.items() if name != PRIVACY}, by=PRIVACY)
     signer = check_export_signature(folder, files, expected=expected_key)
-    return judge_export(CheckedExport(evidence, guarantee, expected, claims, replace(signer, of_ledger=ledger_signer)))
+    found = judge_export(CheckedExport(evidence, guarantee, expected, claims, replace(signer, of_ledger=ledger_signer)))
+    _check_card(folder, own["files"], found.headline)
+    return found
 
 
 def _own_section(folder: Path, stated: Section) -> Section:
@@ -120,8 +134,7 @@ def _check_ledger(folder: Path, own: Section) -> tuple[LedgerReport | None, str 
         )
     if head != report.mark.head:
         raise InputError(f"{path} is not the ledger that {PRIVACY} knows: it was written anew, or is another run's")
-    with _readable(path):
-        _check_header(path, report.header)
+    check_header(path, report.header)
     return report, check_ledger_signature(report, path).signer
 
 
@@ -134,17 +147,6 @@ def _readable(path: Path) -> Iterator[None]:
         raise
     except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as problem:
         raise InputError(f"{path} line 1: no header that a run has written ({problem!r})") from None
-
-
-def _check_header(path: Path, header: Mapping[str, Any]) -> None:
-    """The people in a ledger's plan are those that its events are accounted with."""
-    plan, event = header["plan"], header["event"]
-    cohort, people = plan.get("cohort_size"), plan.get("population_size")
-    rate = event.get("sampling_rate") if event.get("kind") == "gaussian" else None
-    if rate is not None and not math.isclose(rate * people, cohort, rel_tol=SAME):
-        raise InputError(f"{path} line 1: a sampling rate of {rate:g}, though {cohort:,} of {people:,} are drawn")
-    if event.get("sampling") == "fixed_size" and (event["cohort_size"], event["population_size"]) != (cohort, people):
-        raise InputError(f"{path} line 1: its event is not of {cohort:,} of {people:,} clients")
 
 
 def _check_recipe(folder: Path, ledger: LedgerReport | None) -> Mapping[str, Any]:
@@ -162,22 +164,34 @@ def _check_recipe(folder: Path, ledger: LedgerReport | None) -> Mapping[str, Any
         raise InputError(f"{path} cannot be read ({problem})") from None
     recipe = recipe if isinstance(recipe, dict) else {}
     if ledger is not None:
-        _compare_recipe(path, recipe, _part_of(ledger.header, "plan"))
+        _compare_recipe(path, recipe, ledger.header)
     return recipe
 
 
-def _compare_recipe(path: Path, recipe: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
-    """What a recipe says of privacy is what the ledger's plan says."""
-    wanted = _part_of(_part_of(recipe, "federation"), "privacy")
-    for name in _IN_RECIPE_AND_PLAN:
-        said, planned = wanted.get(name), plan.get(name)
+def _compare_recipe(path: Path, recipe: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+    """What a recipe says of privacy, and of who is drawn how often, is what the ledger's header says."""
+    plan, settings = _part_of(header, "plan"), _part_of(recipe, "federation")
+    wanted, rule = _part_of(settings, "privacy"), _part_of(settings, "clients").get("rule")
+    units = {unit.short: unit.name for unit in UNITS}
+    facts = [(f"privacy.{name}", wanted.get(name), plan.get(name)) for name in _IN_RECIPE_AND_PLAN]
+    facts += [(name, settings.get(name), plan.get(name)) for name in ("cohort_size", "expected_answers")]
+    facts += [(f"privacy.{_BUDGET}", wanted.get(_BUDGET), header.get(_BUDGET))]
+    asked, measured = _part_of(settings, "client_wer"), _part_of(header, "client_wer")
+    facts += [(f"client_wer.{name}", asked.get(name), measured.get(name)) for name in ("words", "every")]
+    facts += [("steps", settings.get("steps"), header.get("central_steps"))]
+    facts += [("clients.rule", units.get(str(rule), rule), plan.get("privacy_unit"))]
+    for name, said, planned in facts:
         if (
             said is not None
             and planned is not None
             and str(said) != str(planned)
             and not _is_same_number(said, planned)
         ):
-            raise InputError(f"{path} says federation.privacy.{name} = {_short(said)}, the ledger {_short(planned)}")
+            raise InputError(f"{path} says federation.{name} = {_short(said)}, the ledger {_short(planned)}")
+    for name, planned in [(name, plan.get(name)) for name in _IN_BOTH_OR_NEITHER] + [(_BUDGET, header.get(_BUDGET))]:
+        if name in wanted and (wanted[name] is None) != (planned is None):
+            said, planned = _short(wanted[name]), _short(planned)
+            raise InputError(f"{path} says federation.privacy.{name} = {said}, the ledger {planned}")
 
 
 def _is_same_number(one: Any, other: Any) -> bool:
@@ -203,7 +217,7 @@ def _read_asserted(folder: Path, stated: Section) -> Asserted:
     own = stated["sottovoce"]
     try:
         covered = own["not_covered"]
-        return Asserted(
+        asserted = Asserted(
             software={str(name): str(one) for name, one in own["software"].items()},
             start_model=dict(covered["seed_model"]),
             base_model={str(name): str(one) for name, one in covered["base_model"].items()},
@@ -211,8 +225,37 @@ def _read_asserted(folder: Path, stated: Section) -> Asserted:
             publication_date=stated["deployment"]["basic"]["publication_date"],
             stand_in=bool(own["stand_in"]),
         )
+        _check_asserted(folder / PRIVACY, asserted)
+        return asserted
     except (KeyError, TypeError, AttributeError, ValueError) as problem:
         raise InputError(f"{folder / PRIVACY} is damaged: {problem} is missing, or no such thing") from None
+
+
+def _check_asserted(path: Path, said: Asserted) -> None:
+    """Refuse an assertion of anything but what `write_guarantee` asserts: nothing here may name another ε."""
+    if said.software.keys() != _SOFTWARE or said.start_model.keys() != _START:
+        raise InputError(f"{path}: expected software {sorted(_SOFTWARE)} and a seed model's {sorted(_START)} alone")
+    plain = [*said.software.values(), *said.start_model.values(), *said.base_model.values(), said.publication_date]
+    texts = [*plain, *said.base_model, said.tokens]
+    for text in texts:
+        if not isinstance(text, str | None):
+            raise InputError(f"{path} asserts {_short(text)}: expected words, or null")
+    if wrong := next((text for text in plain if text is not None and not _PLAIN.fullmatch(text)), None):
+        raise InputError(f"{path} asserts {_short(wrong)}: expected a version, a digest or a date")
+    if wrong := next((text for text in texts if text is not None and names_epsilon(text)), None):
+        raise InputError(f"{path} asserts {_short(wrong)}: an ε is in no assertion")
+
+
+def _check_card(folder: Path, files: Mapping[str, str], headline: str) -> None:
+    """A card beside the model names no ε but that of the headline; its other words are its sender's."""
+    if CARD not in files:
+        return
+    try:
+        text = read_file(folder / CARD).decode("utf-8")
+    except (OSError, ValueError) as problem:
+        raise InputError(f"{folder / CARD} cannot be read ({problem})") from None
+    if names_epsilon(text.replace(headline, "")):
+        raise InputError(f"{folder / CARD} names an ε that is not in what is stated: {headline}")
 
 
 def _check_claims(folder: Path, guarantee: Guarantee | None, own: Section, expected: Section) -> Iterator[CheckedClaim]:

@@ -267,7 +267,7 @@ def guarantee_of(ledger: LedgerReport, *, central_steps: int | None = None) -> G
         privacy_unit=(header.get("plan") or {}).get("privacy_unit"),
         measurement=parts_of(event_from_json(client_wer["event"]))[0][0] if client_wer else None,
         every=every,
-        epsilon_budget=ledger.epsilon_budget,
+        epsilon_budget=ledger.promised_budget,
         accepted=header.get("accepted"),
         outside=ledger.outside,
     )

@@ -354,4 +354,5 @@ def verify(path: Path, *, checkpoint: Mark | None = None) -> LedgerReport:
         released=Mark(state.released_length, chain.hashes[state.released_length - 1]),
         settled_length=state.settled_length,
         signer=state.signer,
+        promised_budget=state.promised_budget,
     )

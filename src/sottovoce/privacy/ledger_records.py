@@ -92,6 +92,11 @@ class LedgerState:
     released_length: int = 1  # without results at its end
     settled_length: int = 0  # up to the last commit, or results
     signer: str | None = None  # whom that names
+    promised_budget: float | None = None  # that of the first release, unless it was changed since
+
+    @property
+    def has_released(self) -> bool:
+        return self.attempts > 0 or self.measured_attempts > 0
 
     @property
     def committed_step(self) -> int | None:
@@ -120,7 +125,8 @@ def start_state(header: Record) -> LedgerState:
     for name, count in header.get("accepted", {}).items():
         if not isinstance(count, int) or count < 0:
             raise InputError(f"accepted.{name}={count!r}: expected a whole number, at least 0")
-    return LedgerState(header, header["epsilon_budget"], RunningEpsilon(delta=header["delta"]))
+    budget = header["epsilon_budget"]
+    return LedgerState(header, budget, RunningEpsilon(delta=header["delta"]), promised_budget=budget)
 
 
 def check_record(state: LedgerState, record: Record) -> None:
@@ -218,7 +224,9 @@ def apply_record(state: LedgerState, record: Record) -> None:
             state.measured[record["step"]] = record
             state.measured_attempts += 1
         case "budget":
-            state.budget = record["epsilon_budget"]
+            state.budget = budget = record["epsilon_budget"]
+            # One that is changed after a release may be so for what was released: it promises nothing any more.
+            state.promised_budget = None if state.has_released else budget
 
 
 def attempts_at(known: Mapping[int, Record], step: int) -> int:

@@ -34,7 +34,8 @@ class LedgerReport:
     """A sound ledger. `commits` and the fingerprints of `parameters` before them are by step.
 
     `results` is the last record of them, where nothing was released since. `settled_length` counts the lines up to the
-    last commit or results, which name the `signer`.
+    last commit or results, which name the `signer`. `promised_budget` is the `epsilon_budget` of the first
+    release, None where it was changed since: a run keeps to the new one, but whoever chose it may have seen releases.
     """
 
     path: Path
@@ -55,6 +56,7 @@ class LedgerReport:
     released: Mark | None = None  # the mark without results at its end, as results themselves know it
     settled_length: int = 0
     signer: str | None = None
+    promised_budget: float | None = None
 
     @cached_property
     def epsilon(self) -> Epsilon:

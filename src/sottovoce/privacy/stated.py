@@ -159,6 +159,15 @@ def format_odds(epsilon: float) -> str:
     return f"{math.ceil(factor * 10**digits - 1e-9) / 10**digits:,.{digits}f} : 1"
 
 
+def names_epsilon(text: str) -> bool:
+    """Whether a text gives an ε as a number.
+
+    >>> [names_epsilon(text) for text in ("ε = 8", "epsilon of 2", "an ε of all rounds")]
+    [True, True, False]
+    """
+    return _NAMES_EPSILON.search(text) is not None
+
+
 def remove_epsilon(title: str) -> str:
     """A simulation's title without the parts that name an ε, unless they say that a release *would* have it.
 
@@ -167,11 +176,11 @@ def remove_epsilon(title: str) -> str:
     >>> remove_epsilon("ε ≤ 8 with 288 people"), remove_epsilon("What a release would have: ε ≤ 8")
     ('A simulation', 'What a release would have: ε ≤ 8')
     """
-    if not _NAMES_EPSILON.search(title) or _CONDITIONAL.search(title):
+    if not names_epsilon(title) or _CONDITIONAL.search(title):
         return title
     pieces = re.split(r"([,;:]\s+)", title)  # parts, and what stands between them
     kept = ""
     for between, part in zip(["", *pieces[1::2]], pieces[::2], strict=True):
-        if not _NAMES_EPSILON.search(part):
+        if not names_epsilon(part):
             kept += f"{between if kept else ''}{part}"
     return f"{kept} (simulated)" if kept else "A simulation"

@@ -26,6 +26,7 @@ from sottovoce.privacy.chain import Mark
 from sottovoce.privacy.events import poisson_release, repeated, run_event
 from sottovoce.privacy.guarantee import guarantee_of
 from sottovoce.privacy.ledger import verify
+from sottovoce.privacy.ledger_header import check_header
 from sottovoce.privacy.ledger_report import LedgerReport, SignatureCheck, check_ledger_signature
 from sottovoce.training.recorded_files import check_recorded_files
 from sottovoce.training.run_folder import (
@@ -116,6 +117,7 @@ def _check_claims(folder: Path) -> CheckedLedger:
     if claims and not path.exists():
         raise InputError(f"{path}: no ledger there, but {claims[0].file} is: nobody knows what a private run has spent")
     report = verify(path)
+    check_header(path, report.header)
     facts = _collect_facts(report)
     for claim in claims:
         if (why := _find_contradiction(claim, report, facts)) is not None:

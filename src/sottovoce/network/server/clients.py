@@ -10,6 +10,7 @@ not wait for them. A step has been charged before anybody is asked (`run_round`)
 across restarts too: a node answers an attempt once.
 """
 
+import math
 import os
 import threading
 import time
@@ -118,12 +119,15 @@ class ClientsOverNetwork:
         reported: tuple[frozenset[int], int] | None = None
         reported_at = time.monotonic()
         while (left := self._schedule.left()) > 0:
-            self._prepare()
+            self._prepare(seconds=left)
             if interrupted():
                 return False
             waiting.wait(min(left, _POLL_SECONDS))
         while True:
-            here = self._here()
+            # A round at a fixed time does not wait for whoever has just come: their speed would move it for all.
+            here = frozenset(self._prepared & self._channel.present())
+            if not self._schedule.is_fixed or len(here & availability.drawn) < availability.needed:
+                here = self._here()
             if self._late and len(here & availability.drawn) < availability.needed:
                 here = self._here(even_late=True)
             availability.mark_seen(here)
@@ -145,8 +149,8 @@ class ClientsOverNetwork:
         self._prepare(even_late=even_late)
         return frozenset(self._prepared & self._channel.present())
 
-    def _prepare(self, *, even_late: bool = False) -> None:
-        """Send the terms to new nodes, and the start model unless they have it.
+    def _prepare(self, *, even_late: bool = False, seconds: float = math.inf) -> None:
+        """Send the terms to new nodes, and the start model unless they have it; either takes `seconds` at most.
 
         Who was late may be training still and answer nothing else: they are asked only where no round begins without.
         """
@@ -155,8 +159,12 @@ class ClientsOverNetwork:
         self._prepared &= present  # who went may come back with an empty memory
         self._late &= present
         if even_late:
-            seconds = min(_LATE_SECONDS, self._timeouts.other)
-            again = self._send(OrderKind.TERMS, dict.fromkeys(self._late, self._offer.terms), limit=32, seconds=seconds)
+            again = self._send(
+                OrderKind.TERMS,
+                dict.fromkeys(self._late, self._offer.terms),
+                limit=32,
+                seconds=min(_LATE_SECONDS, seconds),
+            )
             self._late -= again.payloads.keys() | again.codes.keys()
         self._codes = {place: code for place, code in self._codes.items() if place in present}
         waited = -_ASK_AGAIN_SECONDS
@@ -164,9 +172,11 @@ class ClientsOverNetwork:
         new = [p for p in present - known if now - self._refused_at.get(p, waited) >= _ASK_AGAIN_SECONDS]
         if not new:
             return
-        invited = self._send(OrderKind.TERMS, dict.fromkeys(new, self._offer.terms), limit=32)
+        begun = time.monotonic()
+        invited = self._send(OrderKind.TERMS, dict.fromkeys(new, self._offer.terms), limit=32, seconds=seconds)
         lacking = [place for place, held in invited.payloads.items() if held != self._offer.start_digest]
-        given = self._send(OrderKind.START, dict.fromkeys(lacking, self._offer.start), limit=0)
+        seconds = max(seconds - (time.monotonic() - begun), 0.0)
+        given = self._send(OrderKind.START, dict.fromkeys(lacking, self._offer.start), limit=0, seconds=seconds)
         self._prepared |= (invited.payloads.keys() - set(lacking)) | given.payloads.keys()
         self._refused_at |= dict.fromkeys([*invited.missing, *given.missing], now)
         self._codes = {place: code for place, code in self._codes.items() if place not in self._prepared}
@@ -182,12 +192,10 @@ class ClientsOverNetwork:
         self._prepared -= self._availability.out.keys()
         self._late -= self._availability.out.keys()
 
-    def _send(
-        self, kind: OrderKind, payloads: dict[int, bytes], *, limit: int, seconds: float | None = None
-    ) -> Answers:
+    def _send(self, kind: OrderKind, payloads: dict[int, bytes], *, limit: int, seconds: float) -> Answers:
         if not payloads:
             return Answers({}, {})
-        seconds = self._timeouts.other if seconds is None else seconds
+        seconds = min(seconds, self._timeouts.other)
         return self._channel.ask(kind, payloads, step=0, attempt=0, seconds=seconds, limit=limit)
 
     # A round.

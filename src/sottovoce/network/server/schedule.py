@@ -23,6 +23,11 @@ class Schedule:
         self._first: float | None = None
         self._due = -math.inf
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the time of every round is known before the first."""
+        return self._seconds is not None
+
     def left(self) -> float:
         """Seconds until the next round may begin; 0 where it may now."""
         return max(self._due - self._now(), 0.0)
