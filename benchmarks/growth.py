@@ -9,8 +9,9 @@
 
 What is measured is kept in benchmarks/growth.json, or in the file that `--json` names. On a GPU:
 
-    python benchmarks/growth.py parameters --device cuda
-    python benchmarks/growth.py clients --device cuda
+    python benchmarks/growth.py parameters --device cuda --json FILE
+    python benchmarks/growth.py clients --device cuda --json FILE
+    python benchmarks/growth.py write --json FILE          # takes over what the file has
 """
 
 import argparse
@@ -84,6 +85,9 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=[*parameters.SIZES], choices=[*parameters.SIZES])
     asked = parser.parse_args()
     if asked.what == "write":
+        if asked.json != page.KEPT:  # what another machine has measured
+            for name, measured in read_json(asked.json).items():
+                keep(name, measured, page.KEPT)
         page.write()
         return
     torch.set_num_threads(1)

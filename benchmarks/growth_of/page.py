@@ -42,7 +42,7 @@ def quantity(value: float, unit: str = "s") -> str:
     """
     if unit != "s" or value == 0 or abs(value) >= 1:
         return f"{value:.3g} {unit}" if abs(value) < 1000 else f"{value:,.0f} {unit}"
-    scale, name = next(found for found in _SMALLER if abs(value) * found[0] >= 1 or found is _SMALLER[-1])
+    scale, name = next(each for each in _SMALLER if float(f"{abs(value) * each[0]:.3g}") >= 1 or each is _SMALLER[-1])
     return f"{value * scale:.3g} {name}"
 
 
