@@ -129,6 +129,10 @@ class Members:
                 )
             )
 
+    @property
+    def ids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
     def round(self) -> tuple[float, float]:
         first = self._processes[0]
         assert first.stdin is not None

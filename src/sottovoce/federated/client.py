@@ -32,7 +32,7 @@ from sottovoce.data.population import Client, Population
 from sottovoce.data.store import Store
 from sottovoce.data.text.tokens import Tokens
 from sottovoce.federated.client_stream import EXHAUSTED, StreamSettings, split_stream
-from sottovoce.federated.feature_cache import FeatureCache, SizedCache, speech_bytes
+from sottovoce.federated.feature_cache import ARRAY_BYTES, CLIENT_BYTES, FeatureCache, SizedCache, speech_bytes
 from sottovoce.models.family import Family, StepDraws, TrainingProgress, draw_steps, step_loss
 from sottovoce.models.trainable import NOTHING_FROZEN, Frozen
 from sottovoce.optimisers import Optimiser, build_optimiser
@@ -281,6 +281,12 @@ class PlannedClient:
     @property
     def padded_samples(self) -> int:
         return sum(len(batch.rows) * batch.padded_samples for batch in self.batches)
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes to keep it, with its speech, which may be kept nowhere else."""
+        batches = sum(batch.rows.nbytes + 2 * ARRAY_BYTES for batch in self.batches)
+        return CLIENT_BYTES + speech_bytes(self.speech) + batches
 
 
 def plan_client(context: ClientContext, index: int, *, step: int, position: int = 0) -> PlannedClient:

@@ -38,6 +38,12 @@ class SizedCache(Generic[T]):
         while self._bytes > self._limit:
             self._bytes -= self._kept.popitem(last=False)[1][1]
 
+    def take(self, client: int) -> T | None:
+        """What is kept of `client`, and keep it no longer."""
+        what, size = self._kept.pop(client, (None, 0))
+        self._bytes -= size
+        return what
+
 
 @final
 class FeatureCache:

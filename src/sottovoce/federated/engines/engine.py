@@ -4,7 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,10 +12,12 @@ from torch import Tensor
 from sottovoce.base.errors import InputError
 from sottovoce.data.audio.waveforms import Features
 from sottovoce.federated.client import ClientContext, LoadedClient, PlannedClient, load_client, plan_client
-from sottovoce.federated.feature_cache import FeatureCache, feature_cache_bytes
+from sottovoce.federated.feature_cache import FeatureCache, SizedCache, feature_cache_bytes
 from sottovoce.federated.weighting import ClientFigures
 
 T = TypeVar("T")
+
+PLANS_BYTES = 2**26  # of a cohort's plans, from when its groups are formed until its speech is read
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,26 +104,51 @@ class Engine(ABC):
         """
 
 
+class Member(NamedTuple):
+    """A client of a cohort whose groups are formed before anything is read: what they are formed by."""
+
+    client: int
+    position: int
+    steps: int
+    padded_samples: int
+
+
 class InProcessEngine(Engine):
     """One that plans, reads and trains clients in this process, and drops those with which something goes wrong."""
 
     def __init__(self, context: ClientContext, device: torch.device, dtype: torch.dtype) -> None:
         self._context, self._device, self._dtype = context.on(device, dtype), device, dtype
         self._cache = FeatureCache(feature_cache_bytes(device))
+        self._plans: SizedCache[PlannedClient] = SizedCache(PLANS_BYTES)
 
     def _drop(self, client: int, error: Exception) -> Dropped:
         return drop_or_raise(client, error, forgiving=self._context.forgiving)
 
     def _plan_cohort(
         self, cohort: Sequence[int], positions: Sequence[int] | None, step: int
-    ) -> tuple[list[PlannedClient], list[Dropped]]:
+    ) -> tuple[list[Member], list[Dropped]]:
+        """All of `cohort`, by a few numbers for each; plans and texts of a large one would take gigabytes."""
         members, dropped = [], []
+        self._plans = SizedCache(PLANS_BYTES)
         for index, position in with_positions(cohort, positions):
             try:
-                members.append(plan_client(self._context, index, step=step, position=position))
+                planned = plan_client(self._context, index, step=step, position=position)
             except Exception as error:
                 dropped.append(self._drop(index, error))
+            else:
+                self._plans.keep(index, planned, size=planned.held_bytes)
+                members.append(Member(index, position, len(planned.batches), planned.padded_samples))
         return members, dropped
+
+    def _load_member(self, member: Member, step: int) -> LoadedClient | Dropped:
+        """`member` with its speech; what was not kept of its plan is made again, and comes out the same."""
+        try:
+            planned = self._plans.take(member.client) or plan_client(
+                self._context, member.client, step=step, position=member.position
+            )
+        except Exception as error:
+            return self._drop(member.client, error)
+        return self._load(planned, step)
 
     def _load(self, planned: PlannedClient, step: int) -> LoadedClient | Dropped:
         try:

@@ -25,8 +25,8 @@ from torch import Tensor
 from sottovoce.base.errors import InputError
 from sottovoce.data.audio.waveforms import concatenate_features
 from sottovoce.data.loading import prefetch
-from sottovoce.federated.client import ClientContext, LoadedClient, PlannedClient, gradients_of
-from sottovoce.federated.engines.engine import Dropped, InProcessEngine, JointlyTrained, JointSum, Trained
+from sottovoce.federated.client import ClientContext, LoadedClient, gradients_of
+from sottovoce.federated.engines.engine import Dropped, InProcessEngine, JointlyTrained, JointSum, Member, Trained
 from sottovoce.federated.engines.stacked import fitting_size, lock_step
 from sottovoce.federated.weighting import ClientFigures
 from sottovoce.flat.layout import Layout
@@ -101,7 +101,7 @@ class SharedEngine(InProcessEngine):
         members, dropped = self._plan_cohort(cohort, positions, step)
         yield from dropped
         # Neighbours are about as long; the largest first: what the memory does not hold shows at once.
-        members.sort(key=lambda member: (-member.padded_samples, member.client.index))
+        members.sort(key=lambda member: (-member.padded_samples, member.client))
         with closing(prefetch(self._load_groups(members, step), depth=1)) as loading:
             for loaded in self._time_waits(loading):
                 if isinstance(loaded, Dropped):
@@ -111,10 +111,10 @@ class SharedEngine(InProcessEngine):
                 else:
                     yield from self._each(loaded)
 
-    def _load_groups(self, members: Sequence[PlannedClient], step: int) -> Iterator[list[LoadedClient] | Dropped]:
+    def _load_groups(self, members: Sequence[Member], step: int) -> Iterator[list[LoadedClient] | Dropped]:
         group: list[LoadedClient] = []
         for member in members:
-            loaded = self._load(member, step)
+            loaded = self._load_member(member, step)
             if isinstance(loaded, Dropped):
                 yield loaded
             else:

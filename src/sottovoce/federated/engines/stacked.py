@@ -22,8 +22,8 @@ from torch import Tensor
 from sottovoce.base.errors import InputError
 from sottovoce.data.audio.waveforms import concatenate_features
 from sottovoce.data.loading import prefetch
-from sottovoce.federated.client import ClientContext, LoadedClient, PlannedClient, gradients_of
-from sottovoce.federated.engines.engine import Dropped, InProcessEngine, Trained
+from sottovoce.federated.client import ClientContext, LoadedClient, gradients_of
+from sottovoce.federated.engines.engine import Dropped, InProcessEngine, Member, Trained
 from sottovoce.federated.feature_cache import features_bytes
 from sottovoce.federated.weighting import ClientFigures, last_epoch, measured_wer, weighs_by_wer
 from sottovoce.flat.layout import Layout
@@ -94,13 +94,13 @@ class StackedEngine(InProcessEngine):
                 else:
                     yield from self._train_stack(server_P, loaded)
 
-    def _groups(self, members: Sequence[PlannedClient]) -> list[list[PlannedClient]]:
+    def _groups(self, members: Sequence[Member]) -> list[list[Member]]:
         """Stacks of at most `size`, by local steps and seconds."""
 
-        def similarity(m: PlannedClient) -> tuple[int, int, int]:
-            return len(m.batches), m.padded_samples, m.client.index
+        def similarity(m: Member) -> tuple[int, int, int]:
+            return m.steps, m.padded_samples, m.client
 
-        groups: list[list[PlannedClient]] = []
+        groups: list[list[Member]] = []
         for member in sorted(members, key=similarity):
             last = groups[-1] if groups else None
             if last is None or len(last) == self.size or not self._together(last[0], member):
@@ -110,17 +110,17 @@ class StackedEngine(InProcessEngine):
         # The largest first: what the memory does not hold shows at once.
         return sorted(groups, key=lambda group: -sum(member.padded_samples for member in group))
 
-    def _together(self, one: PlannedClient, other: PlannedClient) -> bool:
+    def _together(self, one: Member, other: Member) -> bool:
         # An optimiser with a memory would go on moving a client that has no batches left.
-        return not self._context.local.optimiser_remembers or len(one.batches) == len(other.batches)
+        return not self._context.local.optimiser_remembers or one.steps == other.steps
 
-    def _load_stacks(self, groups: Sequence[Sequence[PlannedClient]], step: int) -> Iterator[_Stack | Dropped]:
+    def _load_stacks(self, groups: Sequence[Sequence[Member]], step: int) -> Iterator[_Stack | Dropped]:
         for group in groups:
-            loaded = [self._load(planned, step) for planned in group]
+            loaded = [self._load_member(member, step) for member in group]
             yield from (one for one in loaded if isinstance(one, Dropped))
             if members := [one for one in loaded if isinstance(one, LoadedClient)]:
                 yield self._stack(members)
-        self._read_ahead({planned.client.index for group in groups for planned in group})
+        self._read_ahead({member.client for group in groups for member in group})
 
     def _read_ahead(self, in_training: set[int]) -> None:
         """Have features of the cohort that is expected next, while the last stack of this one is trained.
@@ -131,18 +131,19 @@ class StackedEngine(InProcessEngine):
         if self._context.local.augments_waveforms:
             return  # features are another time's
         room = self._cache.limit // 2
-        others = [index for index in cohort if index not in in_training and self._cache.get(index) is None]
-        planned, _ = self._plan_cohort(others, None, step)
-        for client in planned:
-            loaded = self._load(client, step)
-            if isinstance(loaded, Dropped) or not loaded.whole:
+        for index in cohort:
+            if room <= 0:
+                return
+            if index in in_training or self._cache.get(index) is not None:
                 continue
-            try:
-                room -= features_bytes(self._features(loaded))
-            except torch.OutOfMemoryError:  # of no client that is trained now
-                return
-            if room < 0:
-                return
+            for member in self._plan_cohort([index], None, step)[0]:
+                loaded = self._load_member(member, step)
+                if isinstance(loaded, Dropped) or not loaded.whole:
+                    continue
+                try:
+                    room -= features_bytes(self._features(loaded))
+                except torch.OutOfMemoryError:  # of no client that is trained now
+                    return
 
     def _train_stack(self, server_P: Tensor, stack: _Stack) -> Iterator[Trained | Dropped]:
         """A stack that fails is trained in halves, down to the one client that it fails for."""

@@ -1,0 +1,1 @@
+"""What `benchmarks/growth.py` measures, fits and writes: a module for each dimension."""
