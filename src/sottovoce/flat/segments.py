@@ -61,7 +61,7 @@ def add_scaled(total: Tensor, update: Tensor, scales: Tensor, layers: Layers, *,
         return
     if _has_one_factor(total, update, scales, grid):
         factor = scales[0].float()
-        for target, part in zip(total.split(_CACHED), update.split(_CACHED), strict=True):
+        for target, part in zip(torch.split(total, _CACHED), torch.split(update, _CACHED), strict=True):
             target.add_(part * factor)
         layers.layout.clear_padding(total)
         return

@@ -18,6 +18,7 @@ the blank.
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -53,11 +54,17 @@ class BlockWeights(NamedTuple):
 def block_weights(parameters: Parameters, layer: int) -> BlockWeights:
     """The weights of block `layer`; a matrix is low-rank where `parameters` hold a pair for it."""
     found: list[Any] = []
-    for name in BLOCK_NAMES:
-        weight = parameters[f"blocks.{layer:02d}.{name}"]
-        a, b = low_rank_names(f"blocks.{layer:02d}.{name}")
+    for name, a, b in _block_names(layer):
+        weight = parameters[name]
         found.append(LowRank(weight, parameters[a], parameters[b]) if a in parameters else weight)
     return BlockWeights(*found)
+
+
+@cache
+def _block_names(layer: int) -> tuple[tuple[str, str, str], ...]:
+    """Of each weight of a block, and of the low-rank pair that may be there for it."""
+    names = [f"blocks.{layer:02d}.{name}" for name in BLOCK_NAMES]
+    return tuple((name, *low_rank_names(name)) for name in names)
 
 
 def output_lengths(lengths_B: Tensor) -> Tensor:
