@@ -17,8 +17,7 @@ the blank.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -33,7 +32,7 @@ from sottovoce.models.low_rank import low_rank_names
 from sottovoce.models.transformer.draws import Draws, padded_output_frames
 from sottovoce.models.transformer.dropout import ClientDropout, DropoutDraws, client_dropout, relu_dropout
 from sottovoce.models.transformer.linear import LowRank, Matrix, attend_lines, attend_segments, layer_norm, linear
-from sottovoce.models.transformer.positions import cape_positions, plain_positions, sinusoids
+from sottovoce.models.transformer.positions import PositionDraws, cape_positions, plain_positions, sinusoids
 from sottovoce.models.transformer.rows import ROW_MULTIPLE, Packing, plan_packing
 from sottovoce.models.transformer.settings import BLOCK_NAMES, CONTEXT, KERNEL, SECONDS_PER_FRAME, STRIDE, Settings
 
@@ -54,17 +53,11 @@ class BlockWeights(NamedTuple):
 def block_weights(parameters: Parameters, layer: int) -> BlockWeights:
     """The weights of block `layer`; a matrix is low-rank where `parameters` hold a pair for it."""
     found: list[Any] = []
-    for name, a, b in _block_names(layer):
-        weight = parameters[name]
+    for name in BLOCK_NAMES:
+        weight = parameters[f"blocks.{layer:02d}.{name}"]
+        a, b = low_rank_names(f"blocks.{layer:02d}.{name}")
         found.append(LowRank(weight, parameters[a], parameters[b]) if a in parameters else weight)
     return BlockWeights(*found)
-
-
-@cache
-def _block_names(layer: int) -> tuple[tuple[str, str, str], ...]:
-    """Of each weight of a block, and of the low-rank pair that may be there for it."""
-    names = [f"blocks.{layer:02d}.{name}" for name in BLOCK_NAMES]
-    return tuple((name, *low_rank_names(name)) for name in names)
 
 
 def output_lengths(lengths_B: Tensor) -> Tensor:
@@ -185,6 +178,67 @@ class ClientRows:
     draws_by: Sequence[Draws | None] | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Arrangement:
+    """What a pass needs besides weights and features: where frames go, and what chance has decided.
+
+    Tensors are on the device. Where there is no `packing`, lines stay padded. `kept` and `own` are `run_blocks`'s and,
+    with one place more in front of the blocks, stacked clients' dropout.
+    """
+
+    lengths_B: Tensor  # of features
+    out_lengths_B: Tensor
+    layers: Sequence[int]
+    dropout: float = 0.0
+    dropout_seed: int | None = None
+    positions: PositionDraws | None = None
+    packing: Packing | None = None
+    kept: Sequence[Tensor | None] | None = None
+    own: Sequence[ClientDropout] | None = None
+
+
+def arrange(
+    lengths_B: Tensor,
+    *,
+    frames: int,
+    device: torch.device,
+    settings: Settings,
+    draws: Draws | None = None,
+    row_multiple: int = ROW_MULTIPLE,
+    stacking: ClientRows | None = None,
+) -> Arrangement:
+    """Arrange utterances of `lengths_B` feature frames, padded to `frames`; see `forward`."""
+    out_lengths_B = output_lengths(lengths_B)
+    arranged = Arrangement(
+        lengths_B=lengths_B.to(device, non_blocking=True),
+        out_lengths_B=out_lengths_B.to(device, non_blocking=True),
+        layers=range(settings.layers) if draws is None else draws.kept,
+        dropout=0.0 if draws is None else settings.dropout,
+        dropout_seed=None if draws is None else draws.dropout_seed,
+        positions=None if draws is None else draws.positions,
+    )
+    if stacking is None and device.type != "cuda":
+        return arranged
+    rows, row_count = (None, 1) if stacking is None else (stacking.rows_B, stacking.clients)
+    packing = plan_packing(
+        out_lengths_B.tolist(),
+        padded_frames=padded_output_frames(frames),
+        device=device,
+        rows=rows,
+        row_count=row_count,
+        row_multiple=row_multiple,
+    )
+    arranged = replace(arranged, packing=packing)
+    if stacking is None or draws is None:
+        return arranged
+    kept, own = None, None
+    if stacking.draws_by is not None:
+        kept = _kept_masks(draws.kept, stacking.draws_by, device=device)
+    if arranged.dropout:
+        own = _own_dropout(arranged.dropout, stacking, lengths_B, layers=draws.kept, packing=packing)
+    return replace(arranged, kept=kept, own=own)
+
+
 def forward(
     parameters: Parameters,
     features_BTF: Tensor,
@@ -204,59 +258,69 @@ def forward(
     rows end on a `row_multiple`: the coarser, the fewer shapes. With `stacking` parameters have a leading client axis,
     or are shared by all.
     """
-    device = features_BTF.device
-    dropout = 0.0 if draws is None else settings.dropout
-    out_lengths_B = output_lengths(lengths_B)
-    frames = padded_output_frames(features_BTF.shape[1])
-    device_lengths_B = out_lengths_B.to(device, non_blocking=True)
+    arranged = arrange(
+        lengths_B,
+        frames=features_BTF.shape[1],
+        device=features_BTF.device,
+        settings=settings,
+        draws=draws,
+        row_multiple=row_multiple,
+        stacking=stacking,
+    )
+    return compute(parameters, features_BTF, arranged, settings=settings, blocks=blocks), output_lengths(lengths_B)
+
+
+def compute(
+    parameters: Parameters,
+    features_BTF: Tensor,
+    arranged: Arrangement,
+    *,
+    settings: Settings,
+    blocks: Callable[..., Tensor] = run_blocks,
+) -> Tensor:
+    """`forward`'s log-probabilities, from what is all on the device: nothing here depends on the host."""
+    device, frames = features_BTF.device, padded_output_frames(features_BTF.shape[1])
     if settings.positions == "cape":
-        moved = None if draws is None else draws.positions
-        positions_BT = cape_positions(device_lengths_B, frames=frames, seconds_per_frame=SECONDS_PER_FRAME, draws=moved)
+        positions_BT = cape_positions(
+            arranged.out_lengths_B, frames=frames, seconds_per_frame=SECONDS_PER_FRAME, draws=arranged.positions
+        )
     else:
-        positions_BT = plain_positions(frames, device=device).expand(lengths_B.shape[0], frames)
-    dtype = parameters["conv.weight"].dtype
-    in_lengths_B = lengths_B.to(device, non_blocking=True)
+        positions_BT = plain_positions(frames, device=device).expand(features_BTF.shape[0], frames)
+    dtype, lengths_B = parameters["conv.weight"].dtype, arranged.lengths_B
     if settings.as_released:
-        features_BTF = normalise_features(features_BTF.to(torch.promote_types(dtype, torch.float32)), in_lengths_B)
-    inputs = convolution_windows(features_BTF.to(dtype), in_lengths_B)
+        features_BTF = normalise_features(features_BTF.to(torch.promote_types(dtype, torch.float32)), lengths_B)
+    inputs = convolution_windows(features_BTF.to(dtype), lengths_B)
     spoken = None
     if settings.as_released:
-        spoken = convolution_windows(torch.ones_like(features_BTF, dtype=dtype), in_lengths_B)
+        spoken = convolution_windows(torch.ones_like(features_BTF, dtype=dtype), lengths_B)
 
-    packing, own = None, None
-    if stacking is not None or device.type == "cuda":
-        rows, row_count = (None, 1) if stacking is None else (stacking.rows_B, stacking.clients)
-        shape: dict[str, Any] = {"rows": rows, "row_count": row_count, "row_multiple": row_multiple}
-        packing = plan_packing(out_lengths_B.tolist(), padded_frames=frames, device=device, **shape)
+    packing = arranged.packing
+    if packing is not None:
         with torch.no_grad():
             inputs, positions_BT = packing.pack(inputs), packing.pack(positions_BT)
             spoken = None if spoken is None else packing.pack(spoken)
         where, longest = packing.segment_ends, packing.longest
-        if stacking is not None and draws is not None and dropout:
-            own = _own_dropout(dropout, stacking, lengths_B, layers=draws.kept, packing=packing)
     else:
         # An utterance without frames attends to its first padding frame: a softmax over nothing would be NaN.
-        where = (torch.arange(frames, device=device) < device_lengths_B.clamp(min=1)[:, None])[:, None, None]
-        longest = None
+        inside_BT = torch.arange(frames, device=device) < arranged.out_lengths_B.clamp(min=1)[:, None]
+        where, longest = inside_BT[:, None, None], None
 
-    seed = None if draws is None else draws.dropout_seed
+    seed, dropout, own = arranged.dropout_seed, arranged.dropout, arranged.own
     with nullcontext() if seed is None else seeded_kernels(seed, device=device):
         x = front(parameters, inputs if spoken is None else scaled_windows(parameters, inputs, spoken))
         x = F.dropout(x, dropout, training=dropout > 0) if own is None else own[0].drop(x)
         x = x + sinusoids(positions_BT, width=settings.width).to(x.dtype)
-        layers = range(settings.layers) if draws is None else draws.kept
-        stack = [block_weights(parameters, layer) for layer in layers]
+        stack = [block_weights(parameters, layer) for layer in arranged.layers]
         options: dict[str, Any] = {"heads": settings.heads, "norm": settings.norm, "dropout": dropout}
-        if draws is not None and stacking is not None and stacking.draws_by is not None:
-            options["kept"] = _kept_masks(draws.kept, stacking.draws_by, device=device)
+        if arranged.kept is not None:
+            options["kept"] = arranged.kept
         if own is not None:
             options["own"] = own[1:]
         x = blocks(x, stack, where=where, longest=longest, **options)
     if settings.norm == "pre":
         x = layer_norm(x, parameters["final.norm.weight"], parameters["final.norm.bias"])
     logits = linear(x, parameters["output.weight"], parameters["output.bias"])
-    logits_BTV = logits if packing is None else packing.unpack(logits)
-    return log_softmax(logits_BTV), out_lengths_B
+    return log_softmax(logits if packing is None else packing.unpack(logits))
 
 
 def _own_dropout(
