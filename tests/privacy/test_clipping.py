@@ -360,3 +360,18 @@ def test_flat_vector_round_trip() -> None:
         assert torch.equal(view, tensors[name])
     layout.views(flat)["b"].fill_(9.0)
     assert (flat[:, layout.offsets[1]] == 9.0).all()
+
+
+def test_one_walk_over_all_layers_adds_the_bits_of_one_over_each() -> None:
+    layout = Layout(("a", "b", "c"), ((7, 5), (300, 301), (3,)))  # longer than what is scaled at a time
+    update = layout.flatten(
+        {n: torch.randn(s, generator=GENERATOR) for n, s in zip(layout.names, layout.shapes, strict=True)}
+    )
+    for bound in (0.1, 1e6):  # clipped, and as it is
+        clipper = Clipper(layers=tensor_layers(layout), clip_bound=bound)
+        total = layout.zeros()
+        clipper.accumulate(total, update)
+        assert torch.equal(total, clipper.clip(update)[0])
+    update[-1] = math.nan  # padding, which belongs to nobody
+    clipper.accumulate(total, update)
+    assert total.isfinite().all()

@@ -17,6 +17,8 @@ from sottovoce.flat.layout import Layers
 
 # Within these, a scale and its products with ordinary float32 values are far from overflow and underflow.
 _SAFE_IN_FLOAT32 = (2.0**-60, 2.0**60)
+# What a processor scales at a time, where all layers have one factor: a quarter of a megabyte stays in its cache.
+_CACHED = 2**16
 
 
 def layer_norms(update: Tensor, layers: Layers) -> Tensor:
@@ -32,7 +34,10 @@ def layer_norms(update: Tensor, layers: Layers) -> Tensor:
     if update.dim() == 2:  # user by user: fast on a CPU, and nobody's bits depend on who else is in the stack
         return torch.stack([layer_norms(row, layers) for row in update])
     parts = layers.layout.parts(update)
-    norms = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts])
+    if update.device.type == "cpu":
+        norms = torch.stack(torch._foreach_norm(parts, dtype=torch.float64))  # one call for a loop in C++
+    else:
+        norms = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts])
     if layers.are_tensors:
         return norms
     squares = norms.new_zeros(len(layers.names))
@@ -54,8 +59,21 @@ def add_scaled(total: Tensor, update: Tensor, scales: Tensor, layers: Layers, *,
         for row, its_scales in zip(update, scales, strict=True):
             add_scaled(total, row, its_scales, layers, grid=grid)
         return
+    if _has_one_factor(total, update, scales, grid):
+        factor = scales[0].float()
+        for target, part in zip(torch.split(total, _CACHED), torch.split(update, _CACHED), strict=True):
+            target.add_(part * factor)
+        layers.layout.clear_padding(total)
+        return
     for target, value in _values(total, update, scales, layers, grid):
         target.add_(value)
+
+
+def _has_one_factor(total: Tensor, update: Tensor, scales: Tensor, grid: float | None) -> bool:
+    """Whether one walk over all layers gives the bits of one over each: asked on a CPU only, like the next question."""
+    if grid is not None or update.dtype != torch.float32 or not _float32_suffices(update, scales[0], total.dtype):
+        return False
+    return bool((scales == scales[0]).all())
 
 
 def scaled(update: Tensor, scales: Tensor, layers: Layers, *, dtype: torch.dtype, grid: float | None = None) -> Tensor:

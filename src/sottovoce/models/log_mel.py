@@ -3,7 +3,7 @@
 Shapes: U utterances, N samples, T frames of the longest, F mel features.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from sottovoce.data.audio.features import (
     FeatureSettings,
     Normalised,
     filter_hertz,
+    frame_count,
     frame_lengths,
     log_mel,
     normalise_features,
@@ -31,6 +32,10 @@ Narrow = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # Frames that are worked on at a time: a window of 400 samples each, several times over, must fit into memory.
 PIECE_FRAMES = 2**17
+# A processor takes them in pieces that stay in its cache: twice as fast. Not in smaller ones, whose matrix products and
+# sums may add in another order: so features have the same bits in pieces as in one.
+CACHED_FRAMES = 2**10
+LEAST_LINES = 2
 
 PAPER_FEATURES = FeatureSettings()
 
@@ -112,10 +117,21 @@ def extract_log_mel(
     device, frames_U = recordings.samples_N.device, frame_lengths(recordings.lengths_U)
     if recordings.padded_samples is not None:
         lengths_U = recordings.lengths_U.to(device, non_blocking=True)
-        features_UTF = by_lines(recordings.padded_UN, lengths_U, features=features).to(dtype)
+        features_UTF = _extract_lines(recordings.padded_UN, lengths_U, by_lines, features=features).to(dtype)
     else:
         features_UTF = _extract_in_pieces(recordings, frames_U, features=features, dtype=dtype)
     return Features(features_UTF, frames_U, recordings.tokens_UL, recordings.token_lengths_U)
+
+
+def _extract_lines(
+    lines_UN: Tensor, lengths_U: Tensor, by_lines: Callable[..., Tensor], *, features: FeatureSettings
+) -> Tensor:
+    if lines_UN.is_cuda or torch.compiler.is_exporting():
+        return by_lines(lines_UN, lengths_U, features=features)
+    cuts = _cached_pieces([frame_count(lines_UN.shape[1])] * len(lines_UN), most_lines=len(lines_UN))
+    if len(cuts) <= 1:
+        return by_lines(lines_UN, lengths_U, features=features)
+    return torch.cat([by_lines(lines_UN[first:last], lengths_U[first:last], features=features) for first, last in cuts])
 
 
 def _extract_in_pieces(
@@ -123,7 +139,9 @@ def _extract_in_pieces(
 ) -> Tensor:
     longest, device = int(frames_U.max()), recordings.samples_N.device
     features_UTF = torch.empty(len(frames_U), longest, MEL_COUNT, dtype=dtype, device=device)
-    for first, last in pieces(frames_U):
+    most_lines = max(1, PIECE_FRAMES // longest)
+    cuts = pieces(frames_U) if device.type == "cuda" else _cached_pieces(frames_U.tolist(), most_lines=most_lines)
+    for first, last in cuts:
         begin = int(recordings.starts_U[first])
         end = len(recordings.samples_N) if last == len(frames_U) else int(recordings.starts_U[last])
         samples_1N = recordings.samples_N[None, begin:end]
@@ -141,3 +159,20 @@ def pieces(frames_U: Tensor) -> Iterator[tuple[int, int]]:
     size, count = max(1, PIECE_FRAMES // int(frames_U.max())), len(frames_U)
     for first in range(0, count, size):
         yield first, min(first + size, count)
+
+
+def _cached_pieces(frames: Sequence[int], *, most_lines: int) -> list[tuple[int, int]]:
+    """Utterances [first, last) with `CACHED_FRAMES` or a little more, and at least `LEAST_LINES` of them.
+
+    Never more than `most_lines`; what is left at the end goes with the last of them, where that is not too much.
+    """
+    cuts, first, held = [], 0, 0
+    for last, own in enumerate(frames, start=1):
+        held += own
+        if last - first == most_lines or (held >= CACHED_FRAMES and last - first >= LEAST_LINES):
+            cuts.append((first, last))
+            first, held = last, 0
+    if first < len(frames):
+        begin = cuts.pop()[0] if cuts and len(frames) - cuts[-1][0] <= most_lines else first
+        cuts.append((begin, len(frames)))
+    return cuts

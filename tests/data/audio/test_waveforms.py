@@ -37,6 +37,26 @@ def test_many_utterances_are_heard_in_pieces(monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(in_pieces, at_once, rtol=1e-5, atol=1e-5)
 
 
+def test_a_processor_takes_them_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = noise(5000, 900, 3000, 16_000, 400, 16_000, 7000)
+    for recordings in (pack_waveforms(samples), pad_waveforms(samples)):
+        at_once = extract_log_mel(recordings, dtype=torch.float32).features_UTF
+        with monkeypatch.context() as patched:
+            patched.setattr(log_mel, "CACHED_FRAMES", 40)
+            in_pieces = extract_log_mel(recordings, dtype=torch.float32).features_UTF
+        torch.testing.assert_close(in_pieces, at_once, rtol=1e-5, atol=1e-5)
+
+
+@given(frames=st.lists(st.integers(0, 3000), min_size=1, max_size=60), most_lines=st.integers(2, 50))
+def test_pieces_hold_every_utterance_once_and_are_not_small(frames: list[int], most_lines: int) -> None:
+    cuts = log_mel._cached_pieces(frames, most_lines=most_lines)
+    assert [first for first, _ in cuts] == [0, *(last for _, last in cuts[:-1])]
+    assert cuts[-1][1] == len(frames)
+    assert all(0 < last - first <= most_lines for first, last in cuts)
+    for first, last in cuts[:-1]:
+        assert last - first == most_lines or (last - first >= 2 and sum(frames[first:last]) >= log_mel.CACHED_FRAMES)
+
+
 def test_a_batch_is_lines_of_the_recordings_as_long_as_the_longest_of_them() -> None:
     recordings = pack_waveforms(noise(5000, 900, 3000), [[1, 2, 3, 4], [5], [6, 7]])
     heard_all = extract_log_mel(recordings, dtype=torch.float32)

@@ -1,3 +1,4 @@
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +52,28 @@ def test_languages_are_pronounced_by_their_own_rules() -> None:
 def test_voice_that_espeak_does_not_know() -> None:
     with pytest.raises(InputError, match=r"cannot speak as voice='xx\+f3': espeak_SetVoiceByName returned"):
         speak("xx+f3", "Hello.")
+
+
+def test_a_voice_that_was_given_up_is_not_heard_in_the_next() -> None:
+    (first,) = speak("en-us+f3", "One.")
+
+    def give_up() -> None:
+        with espeak.open_espeak("de+m1", words_per_minute=170, pitch=50, pitch_range=50, seed=1) as say:
+            say("Zwei.")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        give_up()
+    assert np.array_equal(speak("en-us+f3", "One.")[0], first)
+
+
+def test_a_fork_does_not_speak_through_its_parents_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    (first,) = speak("en-us+f3", "One.")
+    _, waiting = espeak._idle[-1]
+    monkeypatch.setattr(espeak, "_idle", [(os.getpid() + 1, waiting)])
+    assert np.array_equal(speak("en-us+f3", "One.")[0], first)
+    assert [child is waiting for _, child in espeak._idle] == [False]
+    espeak._end_idle()
 
 
 def test_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
