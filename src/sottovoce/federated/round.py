@@ -16,6 +16,7 @@ from sottovoce.federated.client_stream import StreamPositions
 from sottovoce.federated.cohort import Clients, quantise_model
 from sottovoce.federated.diagnostics import RoundDiagnostics
 from sottovoce.federated.server import Server, ServerStep
+from sottovoce.federated.staleness import RecentModels
 from sottovoce.flat.segments import layer_norms
 from sottovoce.privacy.fingerprint import fingerprint_tensor
 from sottovoce.privacy.ledger import Ledger, cohort_commitment
@@ -34,7 +35,8 @@ class RoundState:
     """What rounds change. `plan` is the next round's: adaptive clipping moves its bound.
 
     `positions` is where clients stand in their streams. `correlated` is the run's noise, where there is a mechanism:
-    rows that lost attempts used are not used again. `digest` is the fingerprint of the server's parameters.
+    rows that lost attempts used are not used again. `recent` are earlier models, where rounds overlap. `digest` is the
+    fingerprint of the server's parameters.
     """
 
     server: Server
@@ -42,6 +44,7 @@ class RoundState:
     ledger: Ledger
     positions: StreamPositions | None = None
     correlated: CorrelatedNoise | None = None
+    recent: RecentModels | None = None
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,8 +82,8 @@ def run_round(
 
     `after_step` comes after the noise and uses data of no client: it costs nothing, and nothing here checks its data.
     With `model_bits` clients train from a rounded model (`quantise_model`), and their updates move the server's own.
-    `on_release` is shown what the round releases, before the server uses it. Everybody in the cohort has moved on
-    in their stream when this returns.
+    Where rounds overlap they train from an earlier model (`RecentModels`). `on_release` is shown what the round
+    releases, before the server uses it. Everybody in the cohort has moved on in their stream when this returns.
     """
     server, plan, ledger, positions = state.server, state.plan, state.ledger, state.positions
     if state.correlated is not None:
@@ -94,7 +97,8 @@ def run_round(
     given: dict[str, Any] = {} if positions is None else {"positions": positions.of(cohort)}
     if state.correlated is not None:
         given["row"] = charge.row
-    summed = clients.sum(quantise_model(server.parameters_P, model_bits), cohort, plan=plan, step=step, **given)
+    sent_P = server.parameters_P if state.recent is None else state.recent.sent(server.parameters_P)
+    summed = clients.sum(quantise_model(sent_P, model_bits), cohort, plan=plan, step=step, **given)
     if summed.diagnostics is not None:
         summed.diagnostics.signal_H = layer_norms(summed.total, plan.clipper.layers)
         summed.diagnostics.denominator = summed.denominator
@@ -103,6 +107,8 @@ def run_round(
     pseudo_gradient_P = noised_P.div_(summed.denominator)
     if on_release is not None:
         on_release(pseudo_gradient_P, step)
+    if state.recent is not None:
+        state.recent.keep(server.parameters_P)
     # The server's optimiser steps against the mean update.
     moved = server.step(pseudo_gradient_P, step=step)
     figures: dict[str, float] = {}

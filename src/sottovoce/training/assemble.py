@@ -20,6 +20,7 @@ from sottovoce.evaluation.score import check_language
 from sottovoce.federated.client import SharedSpeech
 from sottovoce.federated.round import AfterStep
 from sottovoce.federated.server import Server
+from sottovoce.federated.staleness import RecentModels
 from sottovoce.flat.layout import Layout
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.trainable import Trainable
@@ -75,6 +76,10 @@ class Federation:
         """The server before the first round."""
         layout = self.plan.layout
         return Server(self.settings.server, layout, layout.flatten(self.part.initial).to(self.context.device))
+
+    def recent_models(self) -> RecentModels | None:
+        """What rounds that overlap keep of earlier models, before the first round; None where they do not."""
+        return None if self.settings.staleness is None else RecentModels(self.settings.staleness)
 
     def after_step(self, server: Server) -> tuple[AfterStep, ...]:
         """What runs after each step of `server`, in this order."""
@@ -142,6 +147,11 @@ def assemble(
             raise InputError(
                 "federation.estimate_bound with LoRA's factors=alternate or project: its terms are those of steps that "
                 "train everything; expected null"
+            )
+        if (part.held or part.projected) and settings.staleness is not None:
+            raise InputError(
+                f"federation.staleness={settings.staleness} with LoRA's factors=alternate or project: an update would "
+                "be added beside other factors than it was trained beside; expected null, or factors=both or b"
             )
         if sketch is None and processes.is_first:
             check_trained_part(start, part)

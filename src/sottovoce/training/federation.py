@@ -27,15 +27,17 @@ from sottovoce.federated.client_stream import EXHAUSTED
 from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.ranks import ClientsOverRanks
 from sottovoce.federated.round import Round, RoundState, run_round
+from sottovoce.federated.staleness import RecentModels
 from sottovoce.flat.layout import Layout
 from sottovoce.models.model_files import FROZEN
 from sottovoce.models.recogniser import Recogniser, TrainedPart, digest_recogniser, save_frozen
 from sottovoce.privacy.chain import Mark
+from sottovoce.privacy.fingerprint import fingerprint_tensor
 from sottovoce.privacy.ledger import BudgetSpent, Ledger
 from sottovoce.privacy.ledger_records import AttemptsUsed
 from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.training.assemble import Federation
-from sottovoce.training.checkpoint import NOISE, PARAMETERS, TURNS, Checkpoint, checkpoint_name
+from sottovoce.training.checkpoint import NOISE, PARAMETERS, RECENT, TURNS, Checkpoint, checkpoint_name
 from sottovoce.training.client_wer import ClientWerRounds
 from sottovoce.training.engines import build_bound_estimator, build_turns
 from sottovoce.training.loop import (
@@ -93,6 +95,7 @@ class FederatedLoop(Loop):
         self._after_step = federation.after_step(self._server)
         secrets = folder.path / SECRETS if self._secure else None
         self._correlated = plan.correlated_noise(device=device, secret_folder=secrets)
+        self._recent = federation.recent_models()
         self._pending = PendingRecords()
         self._epsilon: float | None = None
         self._rank_interrupted = False
@@ -150,7 +153,9 @@ class FederatedLoop(Loop):
             with closing(opened) as ledger:
                 if ledger.repaired:
                     self._say(ledger.repaired)
-                self._state = RoundState(self._server, self._plan, ledger, self._turns, self._correlated)
+                self._state = RoundState(
+                    self._server, self._plan, ledger, self._turns, self._correlated, self._recent
+                )
                 if found is not None:
                     self._check_restored(found)
                 yield
@@ -162,6 +167,8 @@ class FederatedLoop(Loop):
             self._state.ledger.check_restored(
                 step=found.step - 1, result=self._state.digest, model={"weights": weights}
             )
+            for step, model_P in ({} if self._recent is None else self._recent.models(step=found.step)).items():
+                self._state.ledger.check_parameters(step=step, parameters=fingerprint_tensor(model_P))
         except InputError as why:
             place = self._folder.checkpoints / checkpoint_name(found.step)
             raise InputError(f"{place} is not what the ledger knows of it: {why}") from None
@@ -174,6 +181,10 @@ class FederatedLoop(Loop):
             self._turns.restore(tensors.pop(TURNS))
         if self._correlated is not None and not self._secure:
             self._correlated.restore(tensors.pop(NOISE), rows=found.state["noise_rows"])
+        if self._recent is not None:
+            if RECENT not in tensors:
+                raise InputError("the checkpoint has no earlier models: it was saved without staleness")
+            self._recent.restore(tensors.pop(RECENT), step=found.step, device=self._server.parameters_P.device)
         # Where the checkpoint's model is an average, the server's own parameters lie beside it.
         parameters_P = tensors.pop(PARAMETERS, None)
         if parameters_P is None:
@@ -339,6 +350,8 @@ class FederatedLoop(Loop):
             tensors[TURNS] = self._turns.tensor()
         if self._correlated is not None and not self._secure:
             tensors[NOISE], state["noise_rows"] = self._correlated.memory_MP, self._correlated.rows
+        if self._recent is not None:
+            tensors[RECENT] = self._recent.tensor()
         if self._server.result_P is not self._server.parameters_P:
             tensors[PARAMETERS] = self._server.parameters_P
         return Snapshot(self._model(), tensors, state, about=self._about)
