@@ -52,9 +52,7 @@ class _Users(Engine):
 def plan_of(noise_multiplier: float, **options: Any) -> Plan:
     private = {"cohort_size": 3, "clip_bound": BOUND, "delta": 1e-3, "root_seed": 4, **options}
     return Plan(
-        PrivacySettings(
-            population_size=USERS, privacy_unit="user", noise_multiplier=noise_multiplier, **private
-        ),
+        PrivacySettings(population_size=USERS, privacy_unit="user", noise_multiplier=noise_multiplier, **private),
         LAYOUT,
     )
 

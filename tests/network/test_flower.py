@@ -283,7 +283,7 @@ def test_nobody_answers_in_the_name_of_another(keys: Path, link: Any, start: Sta
     says(start("silent", link, "bert"))
     ids = link._ids
     anna, bert = name(keys, "anna"), name(keys, "bert")
-    order_id = link._send(anna, b"for anna", seconds=LONG, limit=100)
+    (order_id,) = link.send({anna: b"for anna"}, seconds=LONG, limit=100).own
     order = link._state.message_ins_store[order_id]
     bare, tree, _ = chunks.split_message(chunks.Message(chunks.pack_bytes(b"anna says"), reply_to=order))
     key = load_private_key(keys / "bert" / "node.key")

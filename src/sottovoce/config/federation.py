@@ -254,7 +254,15 @@ class FederationSettings(Section):
     unwritten = frozenset(
         {
             *("rescale_norms", "server_pass", "shared_dev", "test_clients", "test_along", "client_wer"),
-            *("model_bits", "measure", "estimate_bound", "expected_answers", "training_seconds", "personal", "staleness"),
+            *(
+                "model_bits",
+                "measure",
+                "estimate_bound",
+                "expected_answers",
+                "training_seconds",
+                "personal",
+                "staleness",
+            ),
         }
     )
 
