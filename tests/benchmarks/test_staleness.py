@@ -1,4 +1,4 @@
-"""The table of what overlapping rounds cost is that of the kept numbers, which are of runs that differ in nothing else."""
+"""The table of what overlapping rounds cost is that of the kept numbers."""
 
 import json
 

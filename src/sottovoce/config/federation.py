@@ -253,16 +253,8 @@ class FederationSettings(Section):
 
     unwritten = frozenset(
         {
-            *("rescale_norms", "server_pass", "shared_dev", "test_clients", "test_along", "client_wer"),
-            *(
-                "model_bits",
-                "measure",
-                "estimate_bound",
-                "expected_answers",
-                "training_seconds",
-                "personal",
-                "staleness",
-            ),
+            *("rescale_norms", "server_pass", "shared_dev", "test_clients", "test_along", "client_wer", "staleness"),
+            *("model_bits", "measure", "estimate_bound", "expected_answers", "training_seconds", "personal"),
         }
     )
 
@@ -348,22 +340,7 @@ class FederationSettings(Section):
             self._check_bound()
         if self.personal is not None:
             self._check_personal()
-        if self.staleness is not None:
-            self._check_staleness(self.staleness)
         return self
-
-    def _check_staleness(self, staleness: int) -> None:
-        """A cohort must know all that it trains by when it begins, so many steps before its sum is released."""
-        if self.privacy.adaptive is not None:
-            raise ValueError(
-                f"staleness={staleness} with privacy.adaptive: a cohort that begins before earlier sums are released "
-                "cannot know its clip bound; expected one of them"
-            )
-        if self.estimate_bound is not None:
-            raise ValueError(
-                f"staleness={staleness} with estimate_bound: the bound is about updates from the server's present "
-                "model; expected one of them"
-            )
 
     def _check_personal(self) -> None:
         """Parts are tested on held-out speech, by whoever has the speech: in a release that is nobody but its owner."""

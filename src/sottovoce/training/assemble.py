@@ -148,11 +148,8 @@ def assemble(
                 "federation.estimate_bound with LoRA's factors=alternate or project: its terms are those of steps that "
                 "train everything; expected null"
             )
-        if (part.held or part.projected) and settings.staleness is not None:
-            raise InputError(
-                f"federation.staleness={settings.staleness} with LoRA's factors=alternate or project: an update would "
-                "be added beside other factors than it was trained beside; expected null, or factors=both or b"
-            )
+        if settings.staleness is not None:
+            _check_staleness(settings, part, staleness=settings.staleness)
         if sketch is None and processes.is_first:
             check_trained_part(start, part)
         in_parent = _count_in_parent(parent, recipe, population, context, is_planned=sketch is not None)
@@ -224,6 +221,26 @@ def _build_plan(recipe: Recipe, population: Population, layout: Layout, *, users
         expected_answers=settings.expected_answers,
     )
     return Plan(private, layout)
+
+
+def _check_staleness(settings: FederationSettings, part: Trainable, *, staleness: int) -> None:
+    """A cohort must know all that it trains by when it begins, so many steps before its sum is added."""
+    given = f"federation.staleness={staleness}"
+    if settings.privacy.adaptive is not None:
+        raise InputError(
+            f"{given} with privacy.adaptive: a cohort that begins before earlier sums are released cannot know its "
+            "clip bound; expected one of them"
+        )
+    if settings.estimate_bound is not None:
+        raise InputError(
+            f"{given} with estimate_bound: the bound is about updates from the server's present model; expected one of "
+            "them"
+        )
+    if part.held or part.projected:
+        raise InputError(
+            f"{given} with LoRA's factors=alternate or project: an update would be added beside other factors than it "
+            "was trained beside; expected null, or factors=both or b"
+        )
 
 
 def _digest(start: Recogniser) -> str:
