@@ -46,7 +46,9 @@ def count_errors(model: Any, store: Store) -> dict[str, list[int]]:
 
 def measure(runs: Path, stores: Path, kept: Path) -> None:
     torch.set_num_threads(1)
-    found = json.loads(kept.read_text()) if kept.exists() else {"recipe": RECIPE, "changes": [*CHANGES], "runs": []}
+    found: dict[str, Any] = {"recipe": RECIPE, "changes": [*CHANGES], "runs": []}
+    if kept.exists():
+        found = json.loads(kept.read_text())
     done = {(run["lr"], run["seed"], run["staleness"]) for run in found["runs"]}
     for lr, seed, staleness in ((lr, seed, staleness) for lr in RATES for seed in SEEDS for staleness in STALENESS):
         if (lr, seed, staleness) in done:
@@ -84,7 +86,7 @@ def table(found: dict[str, Any]) -> str:
             errors_S = np.sum([run["errors"] for run in runs], axis=0)
             more = "–"
             if staleness:
-                generator = stream(1, "staleness", lr, staleness)
+                generator = stream(1, "staleness", f"{lr}", staleness)
                 drawn = bootstrap_rates(words_S, errors_S - without_S, generator=generator, draws=PAIRED_DRAWS)
                 low, high = percentile_interval(drawn, confidence=CONFIDENCE)
                 mean = (errors_S.sum() - without_S.sum()) / words_S.sum()

@@ -69,7 +69,7 @@ def serve(
         typer.Option(
             metavar="N",
             help="In a release, so many rounds may be made again where they are lost; people accept them beforehand. "
-            "One for every twenty rounds by default.",
+            "One for every twenty rounds by default, and no fewer than may have begun at once.",
         ),
     ] = None,
     seconds: Annotated[

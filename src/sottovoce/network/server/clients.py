@@ -212,18 +212,18 @@ class ClientsOverNetwork:
         row: int | None = None,
     ) -> CohortSum:
         assert positions is None, "time lines are refused over a network"
-        opened = self._open.pop(step, None)
-        if opened is None:
+        begun = self._open.pop(step, None)
+        if begun is None:
             model = write_round_model(server_P, plan.layout, model_bits=self._model_bits)
             payload = model if row is None else write_turn(row, model)
-            opened = self._send_round(OrderKind.TRAIN, payload, cohort, plan=plan, step=step)
-        summed = self._gather(OrderKind.TRAIN, opened, plan=plan, step=step, row=row)
+            begun = self._send_round(OrderKind.TRAIN, payload, cohort, plan=plan, step=step)
+        summed = self._gather(OrderKind.TRAIN, begun, plan=plan, step=step, row=row)
         return replace(summed, total=summed.total.to(server_P.device))
 
     def wer(self, server_P: Tensor, cohort: Indices, *, layout: Layout, plan: Plan, step: int) -> CohortSum:
         model = write_round_model(server_P, layout, model_bits=self._model_bits)
-        opened = self._send_round(OrderKind.WER, model, cohort, plan=plan, step=step)
-        return self._gather(OrderKind.WER, opened, plan=plan, step=step)
+        begun = self._send_round(OrderKind.WER, model, cohort, plan=plan, step=step)
+        return self._gather(OrderKind.WER, begun, plan=plan, step=step)
 
     def _send_round(self, kind: OrderKind, model: bytes, cohort: Indices, *, plan: Plan, step: int) -> "_OpenRound":
         """Order `kind` with `model` of everybody in `cohort`."""
@@ -240,14 +240,14 @@ class ClientsOverNetwork:
         return _OpenRound(attempt=attempt, sampled=sampled, asked=asked, orders=orders)
 
     def _gather(
-        self, kind: OrderKind, opened: "_OpenRound", *, plan: Plan, step: int, row: int | None = None
+        self, kind: OrderKind, begun: "_OpenRound", *, plan: Plan, step: int, row: int | None = None
     ) -> CohortSum:
         """The sum, under `plan`, of what those who were ordered `kind` answer.
 
         Where groups take turns it is that of the group of `row`, which was in the model.
         """
-        attempt, sampled, asked = opened.attempt, opened.sampled, opened.asked
-        answered = opened.orders.answers()
+        attempt, sampled, asked = begun.attempt, begun.sampled, begun.asked
+        answered = begun.orders.answers()
         # Who is late is not asked for the terms before the next round, whatever else was wrong is.
         self._prepared = (self._prepared - answered.missing.keys()) | answered.payloads.keys()
         self._late = (self._late - {*asked}) | {place for place, why in answered.missing.items() if why == AWAY}
