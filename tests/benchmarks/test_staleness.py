@@ -14,8 +14,7 @@ def test_the_page_has_the_kept_numbers() -> None:
 
 def test_all_runs_were_made_with_one_noise_on_the_same_speech() -> None:
     runs = KEPT["runs"]
-    of_all = [(lr, seed, late) for lr in staleness.RATES for seed in staleness.SEEDS for late in staleness.STALENESS]
-    assert sorted((run["lr"], run["seed"], run["staleness"]) for run in runs) == sorted(of_all)
+    assert sorted((run["lr"], run["seed"], run["staleness"]) for run in runs) == sorted(staleness.WANTED)
     assert len({run["noise_multiplier"] for run in runs}) == 1
-    assert all(run["words"] == KEPT["start"]["words"] for run in runs)
+    assert all(len(run["errors"]) == len(KEPT["words"]) for run in runs)
     assert KEPT["changes"] == [*staleness.CHANGES]
