@@ -5,7 +5,7 @@
 
 `measure` makes the rounds of `demo/private` with other rounds and cohorts (`CHANGES`), once for each seed, staleness
 and learning rate that is not kept yet, and tests each model on the test speakers. Runs of one seed have the same start
-model, cohorts and noise: they differ in the models that clients train from and in nothing else. Ten minutes of one core.
+model, cohorts and noise: they differ in the models that clients train from and in nothing else. Ten minutes.
 """
 
 import argparse

@@ -29,6 +29,7 @@ from sottovoce.training.run_folder import LEDGER
 
 STALENESS, ROUNDS = 2, 6
 EVERY = np.arange(EVERYBODY)
+STANDING_STILL = {"optimiser": {"name": "sgd"}, "schedule": {"name": "constant", "lr": 1e-9}}
 
 
 # One round's orders beside another's.
@@ -217,6 +218,18 @@ def test_a_budget_ends_a_run_after_all_that_it_has_paid_for(tmp_path: Path, clus
     assert ended.results["ended"]["step"] == 4
     report = verify(tmp_path / "bounded" / LEDGER)
     assert (report.attempts, report.committed_step) == (4, 3)
+
+
+def test_patience_ends_a_run_without_the_rounds_that_have_begun(tmp_path: Path, cluster_stores: Path) -> None:
+    """They were charged, and nobody is waited for: their orders are withdrawn."""
+    place = place_of(tmp_path, cluster_stores, patience=1, evaluate_every=1, server=STANDING_STILL)
+    ended = place.run_here("served", secure=False)
+    assert ended.results is not None
+    assert (ended.results["ended"]["reason"], ended.results["ended"]["step"]) == ("patience", 2)
+    report = verify(tmp_path / "served" / LEDGER)
+    assert (report.attempts, report.committed_step) == (2 + STALENESS, 1)
+    for name in place.people:
+        assert read_chain(place.folder / "keys" / name / "home" / NODE_LEDGER).records[-1]["rounds"] == 2
 
 
 # What is refused.

@@ -316,6 +316,8 @@ class ClientsOverNetwork:
 
     def end(self, rounds: int) -> None:
         """Tell the nodes that are here that the run is over after so many rounds; others go on waiting for a server."""
+        for begun in self._open.values():  # a run that ended early: what nobody has begun to train is withdrawn
+            begun.orders.sent.close()
         here = dict.fromkeys(self._channel.present(), b"")
         last = self._attempts.last
         self._channel.ask(OrderKind.END, here, step=rounds, attempt=last, seconds=self._timeouts.end, limit=0)
