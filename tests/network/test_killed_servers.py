@@ -32,7 +32,7 @@ pytest.importorskip("flwr", reason="flwr is not installed (the extra `network`)"
 
 THREE, ROUNDS = NAMES[:3], 2
 ASKED = Point("sottovoce.network.server.clients:AttemptCounter.begin")
-TRAINED = Point("sottovoce.network.server.orders:OpenOrders.answers", nth=3)  # after the terms, and the start model
+TRAINED = Point("sottovoce.network.server.orders:Answers.reasons")  # asked for of a round, when it is answered
 SUMMED = Point("sottovoce.network.server.clients:ClientsOverNetwork.sum")
 NOISED = Point("sottovoce.privacy.plan:Plan.add_noise")
 DRAWN = Point("sottovoce.privacy.round_noise:CorrelatedNoise._write", at="call")
