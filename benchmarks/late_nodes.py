@@ -14,8 +14,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from scipy.stats import binom
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.stats import binom, norm
 
+from sottovoce.base.seeds import stream
 from sottovoce.flat.layout import Layout
 from sottovoce.network.server.setup import default_least
 from sottovoce.privacy.accounting import epsilon
@@ -177,10 +181,62 @@ def opened_table(people: int = 1_000, answers: int = 100) -> str:
     return "\n".join(rows)
 
 
+# Slow nodes: the time from an order to its answer is log-normal, and one in ten takes three times the median or longer.
+ONE_IN_TEN = 3.0
+NODES, DRAWS, RATE = 4_000, 60, 1 / 12
+OVERLAPS = (0, 1, 3, 7)
+
+
+@lru_cache
+def _drawn() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """How long each of many nodes takes, in medians, and the rounds from one time that it is drawn to the next."""
+    spread = math.log(ONE_IN_TEN) / float(norm.isf(0.1))
+    generator = stream(1, "slow nodes")
+    taken = np.exp(spread * generator.standard_normal((DRAWS, NODES)))
+    return taken, generator.geometric(RATE, (DRAWS, NODES)).astype(np.float64)
+
+
+def share_late(interval: float, *, staleness: int) -> float:
+    """Of answers, where rounds begin at this `interval` and have staleness + 1 of them; a node's older orders first.
+
+    An order that it has not begun when its time is over is withdrawn.
+    """
+    taken, gaps = _drawn()
+    deadline, late = (staleness + 1) * interval, 0
+    waits = np.zeros(NODES)
+    for of_all, until_next in zip(taken, gaps, strict=True):
+        late += int((waits + of_all > deadline).sum())
+        busy = waits + np.where(waits < deadline, of_all, 0.0)
+        waits = np.maximum(busy - until_next * interval, 0.0)
+    return late / taken.size
+
+
+def least_interval(share: float, *, staleness: int) -> float:
+    """The shortest interval, in medians, with at most this share of answers late."""
+    found = brentq(lambda log: share_late(math.exp(log), staleness=staleness) - share, -4.0, 4.0, xtol=1e-3)
+    return math.exp(float(found))
+
+
+def overlap_table() -> str:
+    """What staleness brings where some nodes are slow."""
+    rows = [
+        "| staleness D | an answer is in time for | late where a round lasts one median time | "
+        "median times that a round lasts where 10 % are late | where 1 % are |",
+        "|---|---|---|---|---|",
+    ]
+    for staleness in OVERLAPS:
+        least = [least_interval(share, staleness=staleness) for share in (0.1, 0.01)]
+        what = "one round" if staleness == 0 else f"{staleness + 1} rounds"
+        at_median = share_late(1.0, staleness=staleness)
+        rows.append(f"| {staleness} | {what} | {at_median:.2%} | {least[0]:.2f} | {least[1]:.2f} |")
+    return "\n".join(rows)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "over-selection": over_selection_table,
     "asynchronous": asynchronous_table,
     "opened": opened_table,
+    "overlap": overlap_table,
 }
 
 

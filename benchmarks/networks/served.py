@@ -91,6 +91,9 @@ class _Here:
     def ready(self, interrupted: Callable[[], bool], *, row: int | None = None) -> bool:
         return True
 
+    def begin(self, *_: Any, **__: Any) -> None:
+        raise NotImplementedError("the benchmark's rounds do not overlap")
+
     def end(self, rounds: int) -> None:
         pass
 

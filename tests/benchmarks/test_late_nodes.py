@@ -6,7 +6,11 @@ import torch
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "opened" else pytest.param(name, marks=pytest.mark.long) for name in late_nodes.TABLES]
+    "name",
+    [
+        name if name == "opened" or name == "overlap" else pytest.param(name, marks=pytest.mark.long)
+        for name in late_nodes.TABLES
+    ],
 )
 def test_the_page_has_the_computed_table(name: str) -> None:
     page = late_nodes.PAGE.read_text()

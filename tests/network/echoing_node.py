@@ -21,6 +21,7 @@ from sottovoce.network.transport import fleet_client
 from sottovoce.network.transport.fleet_client import FleetClient
 
 LARGE = b"x" * (3 << 22)  # some chunks
+_HEARD: list[bytes] = []
 
 
 def die() -> None:
@@ -33,6 +34,9 @@ def answer(manner: str, order: bytes) -> bytes | None:
             return order[::-1]
         case "large":
             return LARGE
+        case "numbered":  # by when it came
+            _HEARD.append(order)
+            return b"%d: " % len(_HEARD) + order
         case "killed-in-training":
             die()
         case "killed-in-upload":

@@ -79,6 +79,12 @@ class Place:
         lines = [format_roster_entry(name, keys.load_public_key(folder / name / keys.NODE)) for name in self.people]
         (self.folder / "roster.yaml").write_text("\n".join(["users:", *lines, ""]))
 
+    def change_privacy(self, **privacy: Any) -> None:
+        """The same recipe with something else in its section on privacy."""
+        given = yaml.safe_load(self.recipe_file.read_text())
+        given["federation"]["privacy"] |= privacy
+        self.recipe_file.write_text(yaml.safe_dump(given))
+
     # The same recipe in two ways.
 
     def simulate(self, out: str, *, planned: Planned = with_word_sums) -> Path:
@@ -166,6 +172,9 @@ class _Here:
 
     def ready(self, interrupted: Callable[[], bool], *, row: int | None = None) -> bool:
         return True
+
+    def begin(self, *arguments: Any, **named: Any) -> None:
+        pass
 
     def end(self, rounds: int) -> None:
         pass

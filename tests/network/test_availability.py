@@ -15,7 +15,7 @@ from sottovoce.network.keys import NODE_KEY, fingerprint, load_private_key
 from sottovoce.network.messages import AnswerCode, OrderKind, departure, parse_order
 from sottovoce.network.roster import Roster, RosterEntry
 from sottovoce.network.server.availability import LEFT, Availability
-from sottovoce.network.transport.link import AnswerFunction, LocalLink
+from sottovoce.network.transport.link import AnswerFunction, LocalLink, SentOrders
 from sottovoce.privacy.chain import read_chain
 from sottovoce.privacy.ledger import verify
 from sottovoce.training.federation import TOO_FEW
@@ -34,6 +34,9 @@ class SayingLink:
 
     def ask(self, orders: Mapping[str, bytes], *, seconds: float, limit: int) -> Mapping[str, bytes]:
         return self._link.ask(orders, seconds=seconds, limit=limit)
+
+    def send(self, orders: Mapping[str, bytes], *, seconds: float, limit: int) -> SentOrders:
+        return self._link.send(orders, seconds=seconds, limit=limit)
 
     def departures(self) -> Mapping[str, bytes]:
         found, self.said = self.said, {}

@@ -373,7 +373,8 @@ def test_an_answer_announced_once_more_with_other_objects_is_refused(door: Door)
     """Each time with a few more, none of which anybody would ever delete: the first announcement counts."""
     with door.node() as client:
         node = Node(node_id=client.send(door.activation()).node_id)
-        order_id = door.link._send(door.anna, b"an order", seconds=LONG, limit=chunks.CHUNK)
+        sent = door.link.send({door.anna: b"an order"}, seconds=LONG, limit=chunks.CHUNK)
+        (order_id,) = sent.own
         client.send(PullMessagesRequest(node=node))
         order = door.link._state.message_ins_store[order_id]
         bare, tree, _ = chunks.split_message(chunks.Message(chunks.pack_bytes(b"an answer"), reply_to=order))
@@ -392,7 +393,7 @@ def test_an_answer_announced_once_more_with_other_objects_is_refused(door: Door)
         unknown = PushObjectRequest(node=node, run_id=1, object_id="cd" * 32, object_content=b"x", session_id="s")
         with pytest.raises(httpx.HTTPStatusError):  # nor is an object taken that was not announced
             client.send(unknown)
-        door.link._forget([order_id])
+        sent.close()
     assert len(door.link._state.object_store) == 0
 
 

@@ -122,6 +122,33 @@ def test_who_wants_to_be_away_is_not_here(keys: Path, link: Any, start: Start) -
     assert link.present() == {name(keys, "anna")}
 
 
+def test_orders_may_be_open_side_by_side_and_a_node_answers_older_ones_first(
+    keys: Path, link: Any, start: Start
+) -> None:
+    """In whatever order their answers are taken; nothing is kept of them then."""
+    says(start("numbered", link))
+    anna = name(keys, "anna")
+    opened = [link.send({anna: b"%d" % number}, seconds=LONG, limit=100) for number in range(4)]
+    for number in (2, 0, 3, 1):
+        assert opened[number].answers() == {anna: b"%d: %d" % (number + 1, number)}
+    state = link._state
+    assert (len(state.object_store), state.num_message_ins(), state.num_message_res()) == (0, 0, 0)
+    assert (link._open, link._asked, state._object_push_sessions) == ([], {}, {})
+
+
+def test_orders_that_are_given_up_take_nothing_of_others_with_them(keys: Path, link: Any, start: Start) -> None:
+    """An answer of many parts is on its way while the orders before it, and after it, are closed."""
+    says(start("large", link))
+    anna = name(keys, "anna")
+    before, between, after = (link.send({anna: b"train"}, seconds=LONG, limit=1 << 24) for _ in range(3))
+    before.close()
+    after.close()
+    after.close()
+    assert {node: len(answer) for node, answer in between.answers().items()} == {anna: 3 << 22}
+    assert link.send({}, seconds=LONG, limit=100).answers() == {}
+    assert len(link._state.object_store) == 0
+
+
 def test_nothing_is_kept_of_what_was_said(keys: Path, link: Any, start: Start) -> None:
     says(start("echo", link))
     link.ask({name(keys, "anna"): b"a secret"}, seconds=LONG, limit=100)
@@ -283,7 +310,7 @@ def test_nobody_answers_in_the_name_of_another(keys: Path, link: Any, start: Sta
     says(start("silent", link, "bert"))
     ids = link._ids
     anna, bert = name(keys, "anna"), name(keys, "bert")
-    order_id = link._send(anna, b"for anna", seconds=LONG, limit=100)
+    (order_id,) = link.send({anna: b"for anna"}, seconds=LONG, limit=100).own
     order = link._state.message_ins_store[order_id]
     bare, tree, _ = chunks.split_message(chunks.Message(chunks.pack_bytes(b"anna says"), reply_to=order))
     key = load_private_key(keys / "bert" / "node.key")

@@ -7,6 +7,7 @@ correlated noise it has another row, too, and is the turn of another group.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +32,7 @@ pytest.importorskip("flwr", reason="flwr is not installed (the extra `network`)"
 
 THREE, ROUNDS = NAMES[:3], 2
 ASKED = Point("sottovoce.network.server.clients:AttemptCounter.begin")
-TRAINED = Point("sottovoce.network.server.orders:OrderChannel.ask", nth=3)  # after the terms, and the start model
+TRAINED = Point("sottovoce.network.server.orders:Answers.reasons")  # asked for of a round, when it is answered
 SUMMED = Point("sottovoce.network.server.clients:ClientsOverNetwork.sum")
 NOISED = Point("sottovoce.privacy.plan:Plan.add_noise")
 DRAWN = Point("sottovoce.privacy.round_noise:CorrelatedNoise._write", at="call")
@@ -106,8 +107,39 @@ def test_killed_where_groups_take_turns(tmp_path: Path, cluster_stores: Path, po
     assert [path.name for path in (tmp_path / "served" / SECRETS).glob("*")] == [ACCOUNTS]
 
 
+@pytest.mark.parametrize(
+    ("point", "before", "charged"),
+    [
+        pytest.param(CHARGED, 1, ROUNDS + 1, id="charged", marks=LONG),
+        pytest.param(replace(ASKED, nth=2), 2, ROUNDS + 2, id="about to ask", marks=LONG),
+        pytest.param(TRAINED, 2, ROUNDS + 2, id="trained", marks=LONG),
+        pytest.param(NOISED, 2, ROUNDS + 2, id="noised"),
+        pytest.param(SAVED, 2, ROUNDS + 1, id="saved", marks=LONG),
+    ],
+)
+def test_killed_where_rounds_overlap(
+    tmp_path: Path, cluster_stores: Path, point: Point, before: int, charged: int
+) -> None:
+    """Open sums of all three: both rounds have begun before the first is released, and each that is lost is paid for.
+
+    Two spare attempts, by default.
+    """
+    overlapping: dict[str, Any] = {"staleness": 1, "cohort_size": len(THREE)}
+    sent = killed_and_resumed(
+        tmp_path, cluster_stores, point, charged, "--sums", "open", before=before, spare=2, **overlapping
+    )
+    assert all(sent.values())
+
+
 def killed_and_resumed(
-    tmp_path: Path, cluster_stores: Path, point: Point, charged: int, *more: str, **federation: Any
+    tmp_path: Path,
+    cluster_stores: Path,
+    point: Point,
+    charged: int,
+    *more: str,
+    before: int = 1,
+    spare: int = 1,
+    **federation: Any,
 ) -> dict[str, Counter[tuple[int, str]]]:
     """What each node has answered, by attempt and kind: nothing of it twice, or unpaid."""
     place, answers = Place(tmp_path, cluster_stores, list(THREE)), {}
@@ -124,16 +156,15 @@ def killed_and_resumed(
             held.enter_context(forked(faulty_node.run, arguments, own / "said", own / "told"))
         server.join()
         assert server.exitcode == -9
-        before = verify(place.folder / "served" / LEDGER).attempts
+        assert verify(place.folder / "served" / LEDGER).attempts == before
         again, lines = held.enter_context(serving(place, *more, "--resume", port=port))
         said = lines.read()
         again.join()
         assert again.exitcode == 0, said
     ledger = verify(place.folder / "served" / LEDGER)
     assert (ledger.steps, ledger.attempts) == (ROUNDS, charged)
-    assert before == 1
     accepted = ledger.header["accepted"]["attempts"]
-    assert accepted == ROUNDS + 1  # one spare attempt, by default
+    assert accepted == ROUNDS + spare  # one spare attempt, by default
     # No attempt that anybody was asked for is unpaid; nobody has sent more than they accepted, or anything twice.
     assert read_json(place.folder / "served" / ATTEMPTS)["attempts"] <= ledger.attempts
     for name in THREE:

@@ -157,6 +157,50 @@ def test_a_release_charges_every_attempt(tmp_path: Path) -> None:
     assert attempts == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("mode", ["seeded", "secure"])
+def test_steps_may_be_charged_ahead_of_what_is_committed_where_rounds_overlap(tmp_path: Path, mode: Mode) -> None:
+    """Killed, a simulation goes on in the same bytes, and a release charges all that had begun again."""
+    header, ahead = header_of(mode=mode, begun_ahead=2), 2
+
+    def spend_ahead(ledger: Ledger, steps: range, *, begun: int) -> Mark:
+        mark = ledger.mark
+        for step in steps:
+            while begun <= min(step + ahead, 5):
+                intend(ledger, begun)
+                begun += 1
+            mark = ledger.commit(step=step, result=f"model {step + 1}")
+        return mark
+
+    whole = opened(tmp_path / "whole", header=header)
+    spend_ahead(whole, range(6), begun=0)
+    broken = opened(tmp_path / "broken", header=header)
+    mark = spend_ahead(broken, range(3), begun=0)  # steps 3 and 4 have begun
+    again = opened(tmp_path / "broken", header=header, checkpoint=mark)
+    spend_ahead(again, range(3, 6), begun=3)
+    report = verify(tmp_path / "broken")
+    assert report.steps == 6
+    assert report.attempts == (6 if mode == "seeded" else 8)
+    assert rdp_epsilon(report.spent, DELTA) == pytest.approx(charged(report.attempts), rel=1e-9)
+    same = (tmp_path / "broken").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert same == (mode == "seeded")
+
+
+@pytest.mark.parametrize("begun_ahead", [None, 1])
+def test_a_release_is_not_committed_further_behind_than_its_header_says(
+    tmp_path: Path, begun_ahead: int | None
+) -> None:
+    ledger = opened(tmp_path / "l", header=header_of(mode="secure", begun_ahead=begun_ahead))
+    spend(ledger, range(4), commit=False)
+    with pytest.raises(InputError, match="commit of steps 0 to 1 after step 3: not what was intended"):
+        ledger.commit(step=1, result="model 2")
+
+
+@pytest.mark.parametrize("begun_ahead", [0, -1, 1.5])
+def test_no_number_of_steps_ahead_is_refused(tmp_path: Path, begun_ahead: Any) -> None:
+    with pytest.raises(InputError, match=f"begun_ahead={begun_ahead}: expected a whole number, at least 1"):
+        Ledger(tmp_path / "l", header=header_of(begun_ahead=begun_ahead))
+
+
 @pytest.mark.parametrize(("changed", "to"), [("parameters", "other"), ("cohort", "other"), ("clip_bound", 0.4)])
 def test_a_replay_over_changed_inputs_is_refused(tmp_path: Path, changed: str, to: Any) -> None:
     spend(opened(tmp_path / "l", header=header_of()), range(3), commit=False)

@@ -19,6 +19,7 @@ from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import Dropped, Engine, JointlyTrained, Trained
 from sottovoce.federated.round import AfterStep, RoundState, run_round
 from sottovoce.federated.server import Server
+from sottovoce.federated.staleness import RecentModels
 from sottovoce.privacy.ledger import Ledger, verify
 from sottovoce.privacy.ledger_report import LedgerReport
 from sottovoce.privacy.plan import Plan
@@ -72,6 +73,7 @@ class AuditedRounds:
     server: Server
     count: int
     has_streams: bool = False
+    staleness: int | None = None
     after_step: Sequence[AfterStep] = ()
     model_bits: int | None = None
     on_round: Callable[[int], None] = lambda _: None
@@ -88,7 +90,8 @@ class AuditedRounds:
             secret_folder = Path(folder) / SECRETS if plan.settings.mode is Mode.SECURE else None
             correlated = plan.correlated_noise(device=device, secret_folder=secret_folder)
             with closing(LocalClients(engine)) as clients, closing(Ledger(path, header=header)) as ledger:
-                state = RoundState(server, plan, ledger, positions, correlated)
+                recent = None if self.staleness is None else RecentModels(self.staleness)
+                state = RoundState(server, plan, ledger, positions, correlated, recent)
                 for step in range(self.count):
                     run_round(
                         state,
@@ -110,6 +113,7 @@ def federation_rounds(federation: Federation, count: int | None, on_round: Calla
         server,
         rounds,
         has_streams=settings.local.time_line is not None,
+        staleness=settings.staleness,
         after_step=federation.after_step(server),
         model_bits=settings.model_bits,
         on_round=lambda done: on_round(done, rounds),

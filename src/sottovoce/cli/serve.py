@@ -69,7 +69,7 @@ def serve(
         typer.Option(
             metavar="N",
             help="In a release, so many rounds may be made again where they are lost; people accept them beforehand. "
-            "One for every twenty rounds by default.",
+            "One for every twenty rounds by default, and no fewer than may have begun at once.",
         ),
     ] = None,
     seconds: Annotated[
@@ -117,6 +117,7 @@ def serve(
     from sottovoce.network.server.population import roster_population
     from sottovoce.network.server.setup import (
         ServeOptions,
+        check_overlap,
         connect_clients,
         default_least,
         with_client_noise,
@@ -146,10 +147,10 @@ def serve(
         raise InputError(
             f"--seconds {seconds:g} with federation.training_seconds={longest:g}: expected more, to answer"
         )
-    if round_seconds is not None and not seconds < round_seconds < math.inf:
-        raise InputError(f"--round-seconds {round_seconds:g}: expected more than the --seconds {seconds:g} of training")
     if sums not in ("secure", "open"):
         raise InputError(f"--sums {sums}: expected secure or open")
+    staleness, timeouts = experiment.federated.staleness, Timeouts(training=seconds, rounds=round_seconds)
+    check_overlap(staleness, is_secure=sums == "secure", timeouts=timeouts)
     if noise not in ("server", "clients") or (noise == "clients" and sums == "open"):
         raise InputError(f"--noise {noise} with --sums {sums}: expected server, or clients with secure sums")
     if noise == "clients" and experiment.federated.privacy.mechanism is not None:
@@ -163,7 +164,7 @@ def serve(
     if spare_attempts and not is_release:
         raise InputError("--spare-attempts: a rehearsal makes lost rounds again as they were; expected a release")
     if spare_attempts is None:
-        spare_attempts = default_spare_attempts(experiment.federated.steps)
+        spare_attempts = max(default_spare_attempts(experiment.federated.steps), 1 + (staleness or 0))
     spare = spare_attempts if is_release else None
     host, port = _address(listen)
     certificates = check_server(keys)
@@ -198,7 +199,7 @@ def serve(
             least=least,
             spare_attempts=spare or 0,
             before_ask=DailyReminder(certificates.reminders, now=_now, say=around.say),
-            timeouts=Timeouts(training=seconds, rounds=round_seconds),
+            timeouts=timeouts,
             say=around.say,
         )
 

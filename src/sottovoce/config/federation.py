@@ -253,7 +253,7 @@ class FederationSettings(Section):
 
     unwritten = frozenset(
         {
-            *("rescale_norms", "server_pass", "shared_dev", "test_clients", "test_along", "client_wer"),
+            *("rescale_norms", "server_pass", "shared_dev", "test_clients", "test_along", "client_wer", "staleness"),
             *("model_bits", "measure", "estimate_bound", "expected_answers", "training_seconds", "personal"),
         }
     )
@@ -288,6 +288,7 @@ class FederationSettings(Section):
     personal: PersonalSettings | None = None
     model_bits: Literal[16] | None = None
     training_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    staleness: int | None = Field(default=None, ge=1, le=100)
     measure: MeasureName | None = None
     patience: Patience = None
     precision: Literal["auto", "bfloat16", "float32"] = "auto"

@@ -31,7 +31,7 @@ ONLY_WHERE_ASKED = frozenset({"client_wer", "model_bits", "expected_answers", "t
 NOT_OF_FEDERATION = (
     *("seed_model", "rescale_norms", "server", "server_pass", "shared_dev", "engine", "stack_size", "workers"),
     *("evaluate_every", "checkpoint_every", "test_clients", "test_along", "measure", "patience"),
-    *("estimate_bound", "personal"),
+    *("estimate_bound", "personal", "staleness"),
 )
 NOT_OF_PRIVACY = ("population_size", "extrapolate")
 
@@ -169,6 +169,16 @@ def check_network_recipe(recipe: Recipe, *, population_size: int) -> None:
         raise InputError(
             f"federation.clients.min_seconds={settings.clients.min_seconds:g}: in a release a node with less would "
             "have to tell the server so; expected no floor"
+        )
+    if settings.staleness is not None and private.mechanism is not None:
+        raise InputError(
+            f"federation.staleness={settings.staleness} with privacy.mechanism: a server that was killed has lost "
+            "several rows of noise, and later noise can follow from one lost row at most; expected one of them"
+        )
+    if settings.staleness is not None and settings.client_wer is not None:
+        raise InputError(
+            f"federation.staleness={settings.staleness} with client_wer: over a network nodes that train for open "
+            "rounds would measure it when they are done, and everybody would wait for them; expected one of them"
         )
     if settings.local.time_line is not None:
         raise InputError("federation.local.time_line: a server would learn who has how much left; expected none")

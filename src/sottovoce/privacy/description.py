@@ -80,6 +80,7 @@ def ledger_header(
     central_steps: int | None = None,
     client_wer: Mapping[str, Any] | None = None,
     accepted: Mapping[str, int] | None = None,
+    begun_ahead: int | None = None,
     recipe: str | None = None,
 ) -> Header:
     """The header of the run's ledger (see `Header`); `inputs` are kept by simulations only.
@@ -98,6 +99,7 @@ def ledger_header(
         central_steps=central_steps,
         client_wer=client_wer,
         accepted=accepted,
+        begun_ahead=begun_ahead,
         recipe=recipe,
     )
 

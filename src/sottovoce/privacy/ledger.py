@@ -246,6 +246,12 @@ class Ledger:
             if known is not None and known.get("model", {}).get(name, digest) != digest:
                 raise InputError(f"the {name} of the model after step {step} are not those that were committed")
 
+    def check_parameters(self, *, step: int, parameters: str) -> None:
+        """Refuse `parameters` that are not of the model before `step`, where that was charged."""
+        known = self._state.intents.get(step)
+        if known is not None and known["parameters"] != parameters:
+            raise InputError(f"the model before step {step} is {parameters}, not {known['parameters']}")
+
     def close(self) -> None:
         self._writer.close()
 

@@ -40,7 +40,8 @@ class Header:
     releases be subtracted. A secure run never replays, and has none: readers of its ledger could try guesses of the
     private data against it. `client_wer` is what each measurement of clients' WER releases, and how often
     (`ClientWer.in_ledger`). `accepted` is how many attempts at steps (`attempts`) and at measurements (`client_wers`)
-    the people of a release over a network accepted, repeated ones included. `recipe` is SHA-256 of the run's recipe.
+    the people of a release over a network accepted, repeated ones included. `begun_ahead` is how many steps more than
+    the next may be charged, where rounds overlap over a network. `recipe` is SHA-256 of the run's recipe.
     """
 
     run: str
@@ -53,13 +54,15 @@ class Header:
     central_steps: int | None = None
     client_wer: Mapping[str, Any] | None = None
     accepted: Mapping[str, int] | None = None
+    begun_ahead: int | None = None
     recipe: str | None = None
 
     def __post_init__(self) -> None:
         check_invariant(self.mode != "secure" or not self.inputs, "a digest of private data in the ledger of a release")
 
     def as_record(self) -> Record:
-        later = {name: getattr(self, name) for name in ("central_steps", "client_wer", "accepted", "recipe")}
+        names = ("central_steps", "client_wer", "accepted", "begun_ahead", "recipe")
+        later = {name: getattr(self, name) for name in names}
         return {
             "kind": "header",
             "version": VERSION,
@@ -103,6 +106,11 @@ class LedgerState:
         return max(self.commits, default=None)
 
     @property
+    def begun_ahead(self) -> int:
+        """How many steps may be charged beyond the one that is committed."""
+        return int(self.header.get("begun_ahead", 0))
+
+    @property
     def is_seeded(self) -> bool:
         return bool(self.header["mode"] == "seeded")
 
@@ -122,6 +130,9 @@ def start_state(header: Record) -> LedgerState:
     _release(header)
     if "client_wer" in header:
         _release(header["client_wer"])
+    ahead = header.get("begun_ahead", 1)
+    if not isinstance(ahead, int) or ahead < 1:
+        raise InputError(f"begun_ahead={ahead!r}: expected a whole number, at least 1")
     for name, count in header.get("accepted", {}).items():
         if not isinstance(count, int) or count < 0:
             raise InputError(f"accepted.{name}={count!r}: expected a whole number, at least 0")
@@ -187,7 +198,8 @@ def _check_commit(state: LedgerState, record: Record) -> None:
     first, step = record["first"], record["step"]
     # A simulation that resumes may commit steps it had intended to go beyond; a release never goes back.
     committed = -1 if state.committed_step is None else state.committed_step
-    expected = committed < step <= (state.last_step or 0) if state.is_seeded else step == state.last_step
+    last = state.last_step or 0
+    expected = committed < step <= last if state.is_seeded else last - state.begun_ahead <= step <= last
     if not expected or first > step or any(s not in state.intents for s in range(first, step + 1)):
         raise InputError(f"commit of steps {first} to {step} after step {state.last_step}: not what was intended")
     _check_epsilon(record, state.spent.epsilon)

@@ -20,6 +20,7 @@ from sottovoce.evaluation.score import check_language
 from sottovoce.federated.client import SharedSpeech
 from sottovoce.federated.round import AfterStep
 from sottovoce.federated.server import Server
+from sottovoce.federated.staleness import RecentModels
 from sottovoce.flat.layout import Layout
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.models.trainable import Trainable
@@ -75,6 +76,10 @@ class Federation:
         """The server before the first round."""
         layout = self.plan.layout
         return Server(self.settings.server, layout, layout.flatten(self.part.initial).to(self.context.device))
+
+    def recent_models(self) -> RecentModels | None:
+        """What rounds that overlap keep of earlier models, before the first round; None where they do not."""
+        return None if self.settings.staleness is None else RecentModels(self.settings.staleness)
 
     def after_step(self, server: Server) -> tuple[AfterStep, ...]:
         """What runs after each step of `server`, in this order."""
@@ -143,6 +148,8 @@ def assemble(
                 "federation.estimate_bound with LoRA's factors=alternate or project: its terms are those of steps that "
                 "train everything; expected null"
             )
+        if settings.staleness is not None:
+            _check_staleness(settings, part, staleness=settings.staleness)
         if sketch is None and processes.is_first:
             check_trained_part(start, part)
         in_parent = _count_in_parent(parent, recipe, population, context, is_planned=sketch is not None)
@@ -214,6 +221,26 @@ def _build_plan(recipe: Recipe, population: Population, layout: Layout, *, users
         expected_answers=settings.expected_answers,
     )
     return Plan(private, layout)
+
+
+def _check_staleness(settings: FederationSettings, part: Trainable, *, staleness: int) -> None:
+    """A cohort must know all that it trains by when it begins, so many steps before its sum is added."""
+    given = f"federation.staleness={staleness}"
+    if settings.privacy.adaptive is not None:
+        raise InputError(
+            f"{given} with privacy.adaptive: a cohort that begins before earlier sums are released cannot know its "
+            "clip bound; expected one of them"
+        )
+    if settings.estimate_bound is not None:
+        raise InputError(
+            f"{given} with estimate_bound: the bound is about updates from the server's present model; expected one of "
+            "them"
+        )
+    if part.held or part.projected:
+        raise InputError(
+            f"{given} with LoRA's factors=alternate or project: an update would be added beside other factors than it "
+            "was trained beside; expected null, or factors=both or b"
+        )
 
 
 def _digest(start: Recogniser) -> str:

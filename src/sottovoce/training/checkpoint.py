@@ -27,6 +27,7 @@ OPTIMISER, LATEST = "optimiser.safetensors", "latest"
 # Among the optimiser's tensors:
 PARAMETERS = "parameters"  # the server's own, where the model of the checkpoint is an average
 TURNS = "turns"  # how often each client was drawn, where clients have time lines
+RECENT = "recent"  # the server's last models, where rounds overlap
 NOISE = "noise"  # the earlier noise that later noise needs, where a simulation's is correlated over rounds
 
 

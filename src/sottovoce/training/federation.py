@@ -31,11 +31,13 @@ from sottovoce.flat.layout import Layout
 from sottovoce.models.model_files import FROZEN
 from sottovoce.models.recogniser import Recogniser, TrainedPart, digest_recogniser, save_frozen
 from sottovoce.privacy.chain import Mark
+from sottovoce.privacy.fingerprint import fingerprint_tensor
 from sottovoce.privacy.ledger import BudgetSpent, Ledger
 from sottovoce.privacy.ledger_records import AttemptsUsed
 from sottovoce.privacy.secret_files import SECRETS
 from sottovoce.training.assemble import Federation
-from sottovoce.training.checkpoint import NOISE, PARAMETERS, TURNS, Checkpoint, checkpoint_name
+from sottovoce.training.begun_rounds import BegunRounds
+from sottovoce.training.checkpoint import NOISE, PARAMETERS, RECENT, TURNS, Checkpoint, checkpoint_name
 from sottovoce.training.client_wer import ClientWerRounds
 from sottovoce.training.engines import build_bound_estimator, build_turns
 from sottovoce.training.loop import (
@@ -93,6 +95,11 @@ class FederatedLoop(Loop):
         self._after_step = federation.after_step(self._server)
         secrets = folder.path / SECRETS if self._secure else None
         self._correlated = plan.correlated_noise(device=device, secret_folder=secrets)
+        self._recent = federation.recent_models()
+        self._begun: BegunRounds | None = None
+        if self._remote is not None and (staleness := self._settings.staleness) is not None:
+            steps, bits = self._settings.steps, self._settings.model_bits
+            self._begun = BegunRounds(self._remote, staleness=staleness, steps=steps, model_bits=bits)
         self._pending = PendingRecords()
         self._epsilon: float | None = None
         self._rank_interrupted = False
@@ -144,13 +151,14 @@ class FederatedLoop(Loop):
                 central_steps=self._settings.steps,
                 client_wer=self._wers.in_ledger,
                 accepted=self._accepted,
+                begun_ahead=None if self._begun is None else self._begun.staleness,
                 recipe=hashlib.sha256(as_yaml(self._recipe).encode()).hexdigest(),
             )
             opened = Ledger(self._folder.path / LEDGER, header=header, checkpoint=mark, key=self._key)
             with closing(opened) as ledger:
                 if ledger.repaired:
                     self._say(ledger.repaired)
-                self._state = RoundState(self._server, self._plan, ledger, self._turns, self._correlated)
+                self._state = RoundState(self._server, self._plan, ledger, self._turns, self._correlated, self._recent)
                 if found is not None:
                     self._check_restored(found)
                 yield
@@ -162,6 +170,10 @@ class FederatedLoop(Loop):
             self._state.ledger.check_restored(
                 step=found.step - 1, result=self._state.digest, model={"weights": weights}
             )
+            # Over a network a step is charged when it begins, with the digest of the model that its cohort is sent.
+            ahead = 0 if self._begun is None else self._begun.staleness
+            for step, model_P in ({} if self._recent is None else self._recent.models(step=found.step)).items():
+                self._state.ledger.check_parameters(step=step + ahead, parameters=fingerprint_tensor(model_P))
         except InputError as why:
             place = self._folder.checkpoints / checkpoint_name(found.step)
             raise InputError(f"{place} is not what the ledger knows of it: {why}") from None
@@ -174,6 +186,10 @@ class FederatedLoop(Loop):
             self._turns.restore(tensors.pop(TURNS))
         if self._correlated is not None and not self._secure:
             self._correlated.restore(tensors.pop(NOISE), rows=found.state["noise_rows"])
+        if self._recent is not None:
+            if RECENT not in tensors:
+                raise InputError("the checkpoint has no earlier models: it was saved without staleness")
+            self._recent.restore(tensors.pop(RECENT), step=found.step, device=self._server.parameters_P.device)
         # Where the checkpoint's model is an average, the server's own parameters lie beside it.
         parameters_P = tensors.pop(PARAMETERS, None)
         if parameters_P is None:
@@ -201,24 +217,13 @@ class FederatedLoop(Loop):
         if self._turns is not None and self._turns.all_exhausted:
             raise StopLoop("dry", "every client's time line is used up: all of their speech was used, once")
         try:
-            row = None if self._correlated is None else self._state.ledger.next_row(step)
-            is_ready = self._remote is None or self._remote.ready(self._interrupted, row=row)
+            if not self._ready(step):
+                raise StopLoop(INTERRUPTED, "")
+            self._make_round(step)
         except TooFewClients as too_few:
             if step == 0:
                 raise InputError(str(too_few)) from None
             raise StopLoop(TOO_FEW, str(too_few)) from None
-        if not is_ready:
-            raise StopLoop(INTERRUPTED, "")
-        bound = None if self._bound is None else self._bound.measure(self._server.parameters_P, step=step)
-        begun, plan = time.perf_counter(), self._state.plan
-        try:
-            done = run_round(
-                self._state,
-                self._clients,
-                step=step,
-                after_step=self._after_step,
-                model_bits=self._settings.model_bits,
-            )
         except BudgetSpent as spent:
             if step == 0:
                 raise InputError(f"federation.privacy: not one round can be paid for: {spent}") from None
@@ -228,6 +233,28 @@ class FederatedLoop(Loop):
                 raise InputError(f"not one round was finished: {used}; a new run asks them again") from None
             words = f"the run ends after {step:,} rounds: {used}; more rounds are a new run, with a new yes"
             raise StopLoop(ATTEMPTS, words) from None
+        if (found := self._wers.measure(self._state, step + 1, interrupted=self._interrupted)) is not None:
+            self._epsilon = found.epsilon
+            self._pending.add_to_last({"epsilon": found.epsilon, **found.estimate.as_record()})
+
+    def _ready(self, step: int) -> bool:
+        """Wait for clients over a network; where rounds overlap they have begun then. False: interrupted meanwhile."""
+        if self._begun is not None:
+            return self._begun.begin(self._state, step=step, interrupted=self._interrupted)
+        row = None if self._correlated is None else self._state.ledger.next_row(step)
+        return self._remote is None or self._remote.ready(self._interrupted, row=row)
+
+    def _make_round(self, step: int) -> None:
+        bound = None if self._bound is None else self._bound.measure(self._server.parameters_P, step=step)
+        begun, plan = time.perf_counter(), self._state.plan
+        done = run_round(
+            self._state,
+            self._clients,
+            step=step,
+            after_step=self._after_step,
+            model_bits=self._settings.model_bits,
+            begun=None if self._begun is None else self._begun.next(),
+        )
         metrics = build_round_metrics(done, step, plan=plan, place=self._start.family.place)
         if self._speech_used is not None:  # nothing is promised to anybody then
             metrics["speech_used"] = self._speech_used
@@ -241,9 +268,6 @@ class FederatedLoop(Loop):
         if not self._secure:
             self._pending.time(time.perf_counter() - begun, done.private)
         self._epsilon, self._rank_interrupted = done.epsilon, done.interrupted
-        if (found := self._wers.measure(self._state, step + 1, interrupted=self._interrupted)) is not None:
-            self._epsilon = found.epsilon
-            self._pending.add_to_last({"epsilon": found.epsilon, **found.estimate.as_record()})
 
     @property
     def _accepted(self) -> Mapping[str, int] | None:
@@ -339,6 +363,8 @@ class FederatedLoop(Loop):
             tensors[TURNS] = self._turns.tensor()
         if self._correlated is not None and not self._secure:
             tensors[NOISE], state["noise_rows"] = self._correlated.memory_MP, self._correlated.rows
+        if self._recent is not None:
+            tensors[RECENT] = self._recent.tensor()
         if self._server.result_P is not self._server.parameters_P:
             tensors[PARAMETERS] = self._server.parameters_P
         return Snapshot(self._model(), tensors, state, about=self._about)

@@ -4,11 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from torch import Tensor
+
 from sottovoce.data.population import Population
 from sottovoce.federated.client_wer import EvaluationClients
 from sottovoce.federated.cohort import Clients
 from sottovoce.models.recogniser import Recogniser
 from sottovoce.privacy.plan import Plan
+from sottovoce.privacy.sampling import Indices
 from sottovoce.training.run_folder import RunFolder
 
 
@@ -25,6 +28,10 @@ class ConnectedClients(Clients, EvaluationClients, Protocol):
         `row` of correlated noise is the turn of one group: then its members are waited for, else anybody. TooFewClients
         where they never will be enough again.
         """
+        ...
+
+    def begin(self, server_P: Tensor, cohort: Indices, /, *, plan: Plan, step: int) -> None:
+        """Have a cohort begin to train, and wait for nothing; `sum` of the same step is asked for later."""
         ...
 
     def end(self, rounds: int, /) -> None:

@@ -94,6 +94,7 @@ class Simulation:
         self._after_step = federation.after_step(self._server)
         self._turns = build_turns(federation)
         self._correlated = self.plan.correlated_noise(device=context.device)
+        self._recent = federation.recent_models()
         self._header = self.plan.ledger_header(
             run=recipe.about, repeatable=context.device.type == "cpu", central_steps=settings.steps
         )
@@ -126,7 +127,9 @@ class Simulation:
         """
         if not 0 <= client < len(self.population):
             raise InputError(f"client={client}: expected 0 to {len(self.population) - 1}")
-        sent_P = quantise_model(self._server.parameters_P, self.recipe.federated.model_bits)
+        current_P = self._server.parameters_P
+        sent_P = current_P if self._recent is None else self._recent.sent(current_P)
+        sent_P = quantise_model(sent_P, self.recipe.federated.model_bits)
         turns = None if self._turns is None else self._turns.of(np.array([client])).tolist()
         (trained,) = self._engine.train(sent_P, [client], step=self.step, positions=turns)
         if isinstance(trained, Dropped):
@@ -138,7 +141,7 @@ class Simulation:
         """Opened for each round, the ledger knows what to do after one that did not end."""
         plan = self.plan
         with closing(Ledger(self._folder / LEDGER, header=self._header, checkpoint=self._mark)) as ledger:
-            state = RoundState(self._server, plan, ledger, self._turns, self._correlated)
+            state = RoundState(self._server, plan, ledger, self._turns, self._correlated, self._recent)
             done = run_round(
                 state,
                 LocalClients(self._engine),

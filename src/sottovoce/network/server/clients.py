@@ -22,6 +22,7 @@ from typing import final
 
 from torch import Tensor
 
+from sottovoce.base.errors import check_invariant
 from sottovoce.base.files import add_digest, check_digest, read_json, write_json
 from sottovoce.federated.cohort import CohortSum
 from sottovoce.federated.diagnostics import RoundDiagnostics
@@ -33,7 +34,7 @@ from sottovoce.network.secure_sum.terms import NoSum, SumAttempt, SumTerms
 from sottovoce.network.secure_sum.words import decode_sum, read_update, terms_for_plan, update_bytes
 from sottovoce.network.server.accounts import Accounts, may_record_participants
 from sottovoce.network.server.availability import LEFT, SENT_ALL, Availability
-from sottovoce.network.server.orders import AWAY, Answers, OrderChannel
+from sottovoce.network.server.orders import AWAY, Answers, OpenOrders, OrderChannel
 from sottovoce.network.server.schedule import Schedule
 from sottovoce.network.turns import write_turn
 from sottovoce.privacy.clipping import Normalise
@@ -105,6 +106,7 @@ class ClientsOverNetwork:
         self._refused_at: dict[int, float] = {}
         self._codes: dict[int, AnswerCode] = {}  # why those who refuse the terms do
         self._reported = Counter[str]()  # of the last round, to whoever runs the server
+        self._open: dict[int, _OpenRound] = {}  # by step, where rounds overlap: begun, and not summed yet
 
     # Before a round.
 
@@ -168,7 +170,8 @@ class ClientsOverNetwork:
             self._late -= again.payloads.keys() | again.codes.keys()
         self._codes = {place: code for place, code in self._codes.items() if place in present}
         waited = -_ASK_AGAIN_SECONDS
-        known = self._prepared | self._late
+        # Who trains for an open round answers nothing else until that is done.
+        known = self._prepared | self._late | {place for each in self._open.values() for place in each.asked}
         new = [p for p in present - known if now - self._refused_at.get(p, waited) >= _ASK_AGAIN_SECONDS]
         if not new:
             return
@@ -200,6 +203,12 @@ class ClientsOverNetwork:
 
     # A round.
 
+    def begin(self, server_P: Tensor, cohort: Indices, *, plan: Plan, step: int) -> None:
+        """Order a cohort to train, and wait for nothing: `sum` of the same step takes what they answer."""
+        check_invariant(self._secure is None, "a secure sum that overlaps with others: its phases need free nodes")
+        model = write_round_model(server_P, plan.layout, model_bits=self._model_bits)
+        self._open[step] = self._send_round(OrderKind.TRAIN, model, cohort, plan=plan, step=step)
+
     def sum(
         self,
         server_P: Tensor,
@@ -211,33 +220,42 @@ class ClientsOverNetwork:
         row: int | None = None,
     ) -> CohortSum:
         assert positions is None, "time lines are refused over a network"
-        model = write_round_model(server_P, plan.layout, model_bits=self._model_bits)
-        payload = model if row is None else write_turn(row, model)
-        summed = self._gather(OrderKind.TRAIN, payload, cohort, plan=plan, step=step, row=row)
+        begun = self._open.pop(step, None)
+        if begun is None:
+            model = write_round_model(server_P, plan.layout, model_bits=self._model_bits)
+            payload = model if row is None else write_turn(row, model)
+            begun = self._send_round(OrderKind.TRAIN, payload, cohort, plan=plan, step=step)
+        summed = self._gather(OrderKind.TRAIN, begun, plan=plan, step=step, row=row)
         return replace(summed, total=summed.total.to(server_P.device))
 
     def wer(self, server_P: Tensor, cohort: Indices, *, layout: Layout, plan: Plan, step: int) -> CohortSum:
         model = write_round_model(server_P, layout, model_bits=self._model_bits)
-        return self._gather(OrderKind.WER, model, cohort, plan=plan, step=step)
+        begun = self._send_round(OrderKind.WER, model, cohort, plan=plan, step=step)
+        return self._gather(OrderKind.WER, begun, plan=plan, step=step)
 
-    def _gather(
-        self, kind: OrderKind, model: bytes, cohort: Indices, *, plan: Plan, step: int, row: int | None = None
-    ) -> CohortSum:
-        """Order `kind` with `model` of everybody in `cohort`; the sum, under `plan`, of what they answer.
-
-        Where groups take turns it is that of the group of `row`, which is in `model`.
-        """
+    def _send_round(self, kind: OrderKind, model: bytes, cohort: Indices, *, plan: Plan, step: int) -> "_OpenRound":
+        """Order `kind` with `model` of everybody in `cohort`."""
         attempt, sampled = self._attempts.begin(), cohort.tolist()
         asked = [place for place in sampled if place in self._prepared or place in self._late]
-        limit = 0 if self._secure is not None else update_bytes(plan)
-        answered = self._channel.ask(
+        orders = self._channel.send(
             kind,
             dict.fromkeys(asked, model),
             step=step,
             attempt=attempt,
             seconds=self._timeouts.training,
-            limit=limit,
+            limit=0 if self._secure is not None else update_bytes(plan),
         )
+        return _OpenRound(attempt=attempt, sampled=sampled, asked=asked, orders=orders)
+
+    def _gather(
+        self, kind: OrderKind, begun: "_OpenRound", *, plan: Plan, step: int, row: int | None = None
+    ) -> CohortSum:
+        """The sum, under `plan`, of what those who were ordered `kind` answer.
+
+        Where groups take turns it is that of the group of `row`, which was in the model.
+        """
+        attempt, sampled, asked = begun.attempt, begun.sampled, begun.asked
+        answered = begun.orders.answers()
         # Who is late is not asked for the terms before the next round, whatever else was wrong is.
         self._prepared = (self._prepared - answered.missing.keys()) | answered.payloads.keys()
         self._late = (self._late - {*asked}) | {place for place, why in answered.missing.items() if why == AWAY}
@@ -306,12 +324,24 @@ class ClientsOverNetwork:
 
     def end(self, rounds: int) -> None:
         """Tell the nodes that are here that the run is over after so many rounds; others go on waiting for a server."""
+        for begun in self._open.values():  # a run that ended early: what nobody has begun to train is withdrawn
+            begun.orders.sent.close()
         here = dict.fromkeys(self._channel.present(), b"")
         last = self._attempts.last
         self._channel.ask(OrderKind.END, here, step=rounds, attempt=last, seconds=self._timeouts.end, limit=0)
 
     def close(self) -> None:
         self._channel.link.close()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _OpenRound:
+    """A round whose nodes were asked: of those `sampled` the ones who could be."""
+
+    attempt: int
+    sampled: list[int]
+    asked: list[int]
+    orders: OpenOrders
 
 
 def _add_up(payloads: dict[int, bytes], plan: Plan, *, step: int) -> tuple[Tensor, dict[int, str]]:

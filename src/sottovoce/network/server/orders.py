@@ -20,7 +20,7 @@ from sottovoce.network.messages import (
     open_answer,
 )
 from sottovoce.network.roster import Roster
-from sottovoce.network.transport.link import Link
+from sottovoce.network.transport.link import Link, SentOrders
 
 AWAY = "away, too late, or with too large an answer"
 
@@ -73,6 +73,12 @@ class OrderChannel:
         self, kind: OrderKind, payloads: Mapping[int, bytes], *, step: int, attempt: int, seconds: float, limit: int
     ) -> Answers:
         """Order `kind` of everybody in `payloads`, by place; answers have at most `limit` bytes of payload."""
+        return self.send(kind, payloads, step=step, attempt=attempt, seconds=seconds, limit=limit).answers()
+
+    def send(
+        self, kind: OrderKind, payloads: Mapping[int, bytes], *, step: int, attempt: int, seconds: float, limit: int
+    ) -> "OpenOrders":
+        """The same, without waiting: what was asked, of which `answers` can be taken once."""
         self.before_ask()
         users = self.roster.users
         orders = {
@@ -90,15 +96,36 @@ class OrderChannel:
             if not users[place].revoked
         }
         signed = {order.node.hex(): order.signed(self.key) for order in orders.values()}
-        replies = self.link.ask(signed, seconds=seconds, limit=OVERHEAD + limit)
-        found = Answers({}, {place: "revoked" for place in payloads if users[place].revoked})
-        for place, order in orders.items():
+        return OpenOrders(
+            orders=orders,
+            revoked=frozenset(payloads.keys() - orders.keys()),
+            roster=self.roster,
+            limit=limit,
+            sent=self.link.send(signed, seconds=seconds, limit=OVERHEAD + limit),
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OpenOrders:
+    """Orders that are open, by place in the roster; of who is `revoked` nothing was asked."""
+
+    orders: Mapping[int, Order]
+    revoked: frozenset[int]
+    roster: Roster
+    limit: int
+    sent: SentOrders
+
+    def answers(self) -> Answers:
+        """Wait for them, until the time that they were given is over."""
+        replies, users = self.sent.answers(), self.roster.users
+        found = Answers({}, dict.fromkeys(sorted(self.revoked), "revoked"))
+        for place, order in self.orders.items():
             reply = replies.get(order.node.hex())
             if reply is None:
                 found.missing[place] = AWAY
                 continue
             try:
-                answer = open_answer(reply, order=order, key=users[place].key, limit=limit)
+                answer = open_answer(reply, order=order, key=users[place].key, limit=self.limit)
             except Refused as refused:
                 found.missing[place] = f"no answer to what was asked ({refused})"
                 continue

@@ -128,11 +128,25 @@ def _whom_to_wait_for(
     return of_wer, GroupsInTurn(places=places, needed=of_round)
 
 
+def check_overlap(staleness: int | None, *, is_secure: bool, timeouts: Timeouts) -> None:
+    """Refuse rounds that overlap, or take longer, so that answers would be waited for at no known time."""
+    rounds, seconds = timeouts.rounds, timeouts.training
+    if staleness is not None and is_secure:
+        raise InputError(
+            f"federation.staleness={staleness} with secure sums: their phases ask nodes that train for later rounds "
+            "already; expected --sums open, or staleness=null"
+        )
+    if rounds is not None and not seconds < rounds * (1 + (staleness or 0)) < math.inf:
+        often = "" if staleness is None else f" times staleness + 1, which is {rounds * (1 + staleness):g} s"
+        raise InputError(f"--round-seconds {rounds:g}{often}: expected more than the --seconds {seconds:g} of training")
+
+
 def connect_clients(
     options: ServeOptions, recipe: Recipe, roster: Roster, *, run: RunFolder, plan: Plan, start: Recogniser
 ) -> ClientsOverNetwork:
     """The people of `roster` by the terms of `recipe` under `plan`. Everything is checked before anybody is asked."""
     check_invariant(plan.sum_bits in (32, 64), f"sum_bits={plan.sum_bits}: sums over a network are of words")
+    check_overlap(recipe.federated.staleness, is_secure=options.is_secure, timeouts=options.timeouts)
     start_bytes = write_start_model(start, recipe.model)
     least = options.least_in_sum(plan) if options.is_secure else options.least
     invitation = Invitation.of(

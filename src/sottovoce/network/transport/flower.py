@@ -11,9 +11,8 @@ import asyncio
 import threading
 import time
 from base64 import b64decode, b64encode
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, final
@@ -50,6 +49,7 @@ from sottovoce.network.transport.chunks import (
     unpack_bytes,
 )
 from sottovoce.network.transport.listener import Listener
+from sottovoce.network.transport.open_orders import TREE, AwaitedOrder, FlowerOrders, may_announce
 from sottovoce.network.transport.request_limits import AT_ONCE, UNKNOWN, Caller, Receive, RequestLimits, Scope, Send
 from sottovoce.network.transport.signed_requests import (
     PROOF_HEADER,
@@ -63,10 +63,8 @@ from sottovoce.network.transport.signed_requests import (
 HELD_SECONDS = 3.0  # a node's question whether there is an order is answered when there is one, or after so long
 
 _FRAME = 1 << 12  # bytes of a request besides what it carries
-_TREE = 1 << 7  # bytes that a request needs to name one object
 
 _SPARE_CONNECTIONS = 64  # for others, where every node has all of its own
-_ANNOUNCEMENTS = 1000  # of one answer: a node tries again when the network breaks
 
 _PULL = "/v1/fleet/pull-messages"
 _DEACTIVATE = "/v1/fleet/deactivate-node"
@@ -80,20 +78,9 @@ PATHS = {
     _PULL: _FRAME,
     "/v1/fleet/pull-object": _FRAME,
     "/v1/fleet/confirm-message-received": _FRAME,
-    "/v1/fleet/push-messages": _FRAME + _TREE * 1024 + INLINE,
+    "/v1/fleet/push-messages": _FRAME + TREE * 1024 + INLINE,
     "/v1/fleet/push-object": _FRAME + CHUNK,
 }
-
-
-@dataclass
-class _Asked:
-    """An order that waits for its answer; `announced` is what that is made of, once its node has said so."""
-
-    name: str
-    max_objects: int
-    announced: bytes | None = None
-    announcements: int = 0
-    lost: bool = False
 
 
 @final
@@ -108,11 +95,12 @@ class FlowerLink:
         self._state: Any = InMemoryLinkState(NoOpFederationManager(), InMemoryObjectStore())
         self._ids = {name: self._register(public_key) for name, public_key in nodes.items()}
         self._names = {node_id: name for name, node_id in self._ids.items()}
-        self._run = self._start_run()
+        self._free_runs: list[int] = []
+        self._open: list[FlowerOrders] = []
         self._callers = {_caller(public_key): name for name, public_key in nodes.items()}
         self._requests = SignedRequests(nodes, now=lambda: datetime.now(UTC))
-        self._waiting: set[str] = set()  # for whom there is an order that they have not fetched
-        self._asked: dict[str, _Asked] = {}
+        self._waiting = {name: deque[str]() for name in nodes}  # orders that they have not fetched
+        self._asked: dict[str, AwaitedOrder] = {}
         self._activations = Counter[str]()  # how often each of them was activated
         self._departures: dict[str, bytes] = {}
         self._arrived = threading.Event()
@@ -181,11 +169,12 @@ class FlowerLink:
         """
         name = self._callers[_header(scope, PUBLIC_KEY_HEADER)]
         until, activation = time.monotonic() + HELD_SECONDS, self._activations[name]
-        while name not in self._waiting and time.monotonic() < until and not self._closing:
+        while not self._waiting[name] and time.monotonic() < until and not self._closing:
             await asyncio.sleep(_POLL_SECONDS)
             if self._activations[name] != activation:
                 return False
-        self._waiting.discard(name)
+        if self._waiting[name]:
+            self._waiting[name].popleft()
         return True
 
     def _authenticate(self, scope: Scope) -> Caller | int:
@@ -216,7 +205,7 @@ class FlowerLink:
             order = self._asked.get(metadata.reply_to_message_id)
             sender = self._names.get(asked.node.node_id)
             own = metadata.src_node_id == asked.node.node_id and order is not None and order.name == sender
-            if order is None or not own or not _may_announce(order, tree, metadata.message_id):
+            if order is None or not own or not may_announce(order, tree, metadata.message_id):
                 raise HTTPException(403)
 
     def _drop_orders(self, name: str) -> None:
@@ -242,31 +231,50 @@ class FlowerLink:
         return frozenset(self._names[node.node_id] for node in online)
 
     def ask(self, orders: Mapping[str, bytes], *, seconds: float, limit: int) -> Mapping[str, bytes]:
-        deadline = time.monotonic() + seconds
-        present, own = self.present(), list[str]()
-        answers: dict[str, bytes] = {}
+        return self.send(orders, seconds=seconds, limit=limit).answers()
+
+    def send(self, orders: Mapping[str, bytes], *, seconds: float, limit: int) -> FlowerOrders:
+        """As `Link` says. Flower's state hands a node its messages in the order in which they were stored."""
+        run = self._free_runs.pop() if self._free_runs else self._start_run()
+        sent = FlowerOrders(link=self, run=run, deadline=time.monotonic() + seconds, limit=limit)
+        self._open.append(sent)
         try:
             known: dict[bytes, ConfigRecord] = {}  # a model is the same for all
-            for name in orders.keys() & present:
-                own.append(self._send(name, orders[name], seconds=seconds, limit=limit, known=known))
-            waiting, coming = set(own), dict[str, str]()
-            while waiting or coming:
-                self._arrived.clear()
-                self._collect(waiting, coming, answers, limit=limit)
-                left = deadline - time.monotonic()
-                if left <= 0 or not (waiting or coming):
-                    break
-                self._arrived.wait(min(left, HEARTBEAT_SECONDS))
-            return answers
-        finally:
-            self._forget(own)
+            for name in orders.keys() & self.present():
+                order_id = self._send(name, orders[name], run=run, seconds=seconds, limit=limit, known=known)
+                sent.own.append(order_id)
+                sent.waiting.add(order_id)
+        except BaseException:
+            sent.close()
+            raise
+        return sent
+
+    def wait_for(self, sent: FlowerOrders) -> None:
+        """Until all have answered, or the time is over. Answers to other open orders are taken meanwhile, too."""
+        while sent.waiting or sent.coming:
+            self._arrived.clear()
+            now = time.monotonic()
+            for each in self._open:
+                if each is sent or now <= each.deadline:
+                    self._collect(each)
+            left = sent.deadline - time.monotonic()
+            if left <= 0 or not (sent.waiting or sent.coming):
+                break
+            self._arrived.wait(min(left, HEARTBEAT_SECONDS))
 
     def _send(
-        self, name: str, order: bytes, *, seconds: float, limit: int, known: dict[bytes, ConfigRecord] | None = None
+        self,
+        name: str,
+        order: bytes,
+        *,
+        run: int,
+        seconds: float,
+        limit: int,
+        known: dict[bytes, ConfigRecord] | None = None,
     ) -> str:
         """Store the order where its node finds it; the message's name."""
         metadata = Metadata(
-            run_id=self._run,
+            run_id=run,
             message_id="",
             src_node_id=SUPERLINK_NODE_ID,
             dst_node_id=self._ids[name],
@@ -278,24 +286,25 @@ class FlowerLink:
         )
         bare, tree, objects = split_message(Message(metadata=metadata, content=pack_bytes(order, known)))
         message_id: str = bare.metadata.message_id
-        self._asked[message_id] = _Asked(name, max_objects(limit))
-        session = self._state.start_session(self._run)
+        self._asked[message_id] = AwaitedOrder(name, max_objects(limit))
+        session = self._state.start_session(run)
         _, missing = self._state.store_message_and_object_tree(bare, tree, session)
         for object_id in missing:
             if object_id in objects:
-                self._state.store_object(self._run, session, object_id, objects[object_id])
-        self._waiting.add(name)
+                self._state.store_object(run, session, object_id, objects[object_id])
+        self._waiting[name].append(message_id)
         return message_id
 
-    def _collect(self, waiting: set[str], coming: dict[str, str], answers: dict[str, bytes], *, limit: int) -> None:
+    def _collect(self, sent: FlowerOrders) -> None:
         """Move orders that are answered from `waiting` to `coming`, where objects of the answer are still on the way,
-        and to `answers`. Those of nodes that are away, or sent something else, are in none of them then."""
+        and to `found`. Those of nodes that are away, or sent something else, are in none of them then."""
+        waiting, coming, answers, limit = sent.waiting, sent.coming, sent.found, sent.limit
         for order_id in [each for each in (*waiting, *coming) if self._asked[each].lost]:
             waiting.discard(order_id)
             coming.pop(order_id, None)
         with self._state.lock:  # an order that is given up in between would be a KeyError
             waiting.intersection_update(self._state.message_ins_store)  # a clock that jumps ahead makes Flower forget
-            replies = self._state.get_message_res(set(waiting), self._run)
+            replies = self._state.get_message_res(set(waiting), sent.run)
         for reply in replies:
             order_id = reply.metadata.reply_to_message_id
             waiting.discard(order_id)
@@ -308,7 +317,7 @@ class FlowerLink:
                 answers[self._asked[order_id].name] = answer
         present = self.present()
         for order_id, reply_id in list(coming.items()):
-            objects = self._objects_of(reply_id)
+            objects = self._objects_of(reply_id, sent.run)
             if any(found == b"" for found in objects.values()) and self._asked[order_id].name in present:
                 continue
             del coming[order_id]
@@ -316,21 +325,25 @@ class FlowerLink:
             if answer is not None and len(answer) <= limit:
                 answers[self._asked[order_id].name] = answer
 
-    def _objects_of(self, reply_id: str) -> dict[str, bytes]:
+    def _objects_of(self, reply_id: str, run: int) -> dict[str, bytes]:
         """Those that a reply is made of by their hashes, empty where they have not come; none where Flower gave up."""
         try:
             tree = self._state.object_store.get_object_tree(reply_id)
         except NoObjectInStoreError:
             return {}
-        found = {object_id: self._state.get_object(self._run, object_id) for object_id in list_objects(tree)}
+        found = {object_id: self._state.get_object(run, object_id) for object_id in list_objects(tree)}
         return {object_id: content for object_id, content in found.items() if content is not None}
 
-    def _forget(self, orders: list[str]) -> None:
-        """Orders and answers are deleted, and what comes later is refused."""
-        for order_id in orders:
+    def forget(self, sent: FlowerOrders) -> None:
+        """Orders and answers are deleted, and what comes later is refused. Once: the same again does nothing."""
+        if sent not in self._open:
+            return
+        self._open.remove(sent)
+        for order_id in sent.own:
             del self._asked[order_id]
             self._delete(order_id)
-        self._state.delete_sessions_in_run(self._run)
+        self._state.delete_sessions_in_run(sent.run)
+        self._free_runs.append(sent.run)
 
     def departures(self) -> Mapping[str, bytes]:
         found, self._departures = self._departures, {}
@@ -350,22 +363,3 @@ def _header(scope: Scope, name: str) -> bytes:
 def _caller(public_key: PublicKey) -> bytes:
     """How a node with this key names itself in a request."""
     return b64encode(key_to_pem(public_key))
-
-
-def _more_than(most: int, tree: Any) -> bool:
-    """Whether `tree` names more objects than `most`, or is deeper than a message."""
-    return tree.ByteSize() > most * _TREE or sum(1 for _ in list_objects(tree)) > most
-
-
-def _may_announce(order: _Asked, tree: Any, message_id: str) -> bool:
-    """Whether an answer to `order` may be made of the objects of `tree`: of few enough, and the same as ever.
-
-    They are deleted by the answer's name, so that nothing else may be their root.
-    """
-    order.announcements += 1
-    if tree.object_id != message_id or _more_than(order.max_objects, tree) or order.announcements > _ANNOUNCEMENTS:
-        return False
-    announced: bytes = tree.SerializeToString(deterministic=True)
-    if order.announced is None:
-        order.announced = announced
-    return order.announced == announced

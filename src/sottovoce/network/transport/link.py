@@ -14,6 +14,18 @@ from typing import Protocol, final
 AnswerFunction = Callable[[bytes], bytes | None]
 
 
+class SentOrders(Protocol):
+    """Orders that were handed out, and are open until their answers are taken."""
+
+    def answers(self) -> Mapping[str, bytes]:
+        """Wait for one answer each, until the time for them is over; what comes later is lost."""
+        ...
+
+    def close(self) -> None:
+        """Take no answers any more."""
+        ...
+
+
 class Link(Protocol):
     """The server's end. Nodes have names: fingerprints of their public keys."""
 
@@ -26,6 +38,10 @@ class Link(Protocol):
 
         Nodes that are away, too late, or answer with more than `limit` bytes, are missing from what comes back.
         """
+        ...
+
+    def send(self, orders: Mapping[str, bytes], *, seconds: float, limit: int) -> SentOrders:
+        """Hand each node its order, as `ask` does, and wait for nothing. A node gets older orders first."""
         ...
 
     def departures(self) -> Mapping[str, bytes]:
@@ -51,8 +67,25 @@ class LocalLink:
         answers = ((name, self._answers[name](orders[name])) for name in sorted(orders) if name in self._answers)
         return {name: answer for name, answer in answers if answer is not None and len(answer) <= limit}
 
+    def send(self, orders: Mapping[str, bytes], *, seconds: float, limit: int) -> "AnsweredOrders":
+        return AnsweredOrders(self.ask(orders, seconds=seconds, limit=limit))
+
     def departures(self) -> Mapping[str, bytes]:
         return {}
+
+    def close(self) -> None:
+        pass
+
+
+@final
+class AnsweredOrders:
+    """Orders that were answered when they were sent."""
+
+    def __init__(self, found: Mapping[str, bytes]) -> None:
+        self._found = found
+
+    def answers(self) -> Mapping[str, bytes]:
+        return self._found
 
     def close(self) -> None:
         pass
