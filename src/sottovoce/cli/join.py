@@ -153,7 +153,7 @@ def join(
 
 
 def _bytes(megabytes: float) -> int:
-    if not (megabytes > 0 and math.isfinite(megabytes)):
+    if not (megabytes > 0 and math.isfinite(1e6 * megabytes)):
         raise InputError(f"--megabytes-a-day {megabytes:g}: expected a positive number; pausing is for zero")
     return math.ceil(megabytes * 1e6)
 

@@ -24,6 +24,9 @@ from sottovoce.network.turns import Turns
 from sottovoce.privacy.chain import ChainWriter, read_chain
 
 
+DAY_SECONDS = 86_400
+
+
 @dataclass(frozen=True, kw_only=True)
 class Quota:
     """The most that a node does in a day: rounds, seconds of training, bytes sent. None is no limit.
@@ -40,6 +43,8 @@ class Quota:
         for name, most in vars(self).items():
             if most is not None and not (most > 0 and math.isfinite(most)):
                 raise InputError(f"quota: {name}={most}, expected a positive number, or none; pausing is for zero")
+        if self.seconds is not None and self.seconds > DAY_SECONDS:
+            raise InputError(f"quota: seconds={self.seconds:g}, expected at most the {DAY_SECONDS:,} of a day, or none")
 
 
 @dataclass
