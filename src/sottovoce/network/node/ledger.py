@@ -23,7 +23,6 @@ from sottovoce.network.node.home import LEDGER, LEFT, PAUSED, check_home, claim_
 from sottovoce.network.turns import Turns
 from sottovoce.privacy.chain import ChainWriter, read_chain
 
-
 DAY_SECONDS = 86_400
 
 
