@@ -224,7 +224,7 @@ def test_one_leaves_one_pauses_one_dies_one_is_revoked_and_one_is_late(
         nodes[dead] = six.join(dead)
 
         held_one = gate.reached(again.process)  # in round 4: one is late
-        assert "1 away, or too late" in again.until("round 4: of those drawn, ")
+        assert "1 away, too late, or with too large an answer" in again.until("round 4: of those drawn, ")
         six.tell(late, "")
         held_one.go()
         assert again.ended() == 0, again.said
