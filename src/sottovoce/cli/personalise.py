@@ -44,7 +44,7 @@ def personalise(
 ) -> None:
     """Train a small part of a public model on your own speech. Nothing leaves this machine, and no ε speaks of it.
 
-    The part is kept only if it makes fewer errors on speech of yours that it was not trained on. Where it does not, or
+    The part is kept only if it does better on speech of yours that it was not trained on. Where it does not, or
     there is too little speech, the public model is kept. `sottovoce transcribe MODEL FILE --personal PART` uses it.
 
     Example: sottovoce personalise runs/demo/private --data my-recordings --out my-part
