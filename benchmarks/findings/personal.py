@@ -46,9 +46,19 @@ def people_of(runs: Repeats, *, amount: int | None = None) -> list[Record]:
 
 def _guarded(person: Record) -> Record:
     """As the guard decides today by what was kept of its evidence: older runs asked for two utterances, not four."""
-    if person["utterances"] >= FEWEST_UTTERANCES:
-        return person
-    return {**person, "is_kept": False, "errors": {**person["errors"], PERSONAL: person["errors"][PUBLIC]}}
+    return person if person["utterances"] >= FEWEST_UTTERANCES else _decided(person, is_kept=False)
+
+
+def _decided(person: Record, *, is_kept: bool) -> Record:
+    errors = person["errors"]
+    return {**person, "is_kept": is_kept, "errors": {**errors, PERSONAL: errors[UNGUARDED if is_kept else PUBLIC]}}
+
+
+def _without_more_errors(person: Record) -> Record:
+    """With the part wherever it makes no more errors: what a guard that also goes by the loss keeps at the most."""
+    found = person["guard"]
+    is_no_worse = found["personal_errors"] <= found["public_errors"]
+    return _decided(person, is_kept=person["utterances"] >= FEWEST_UTTERANCES and is_no_worse)
 
 
 def groups_table(kept: Kept, setting: str, *, way: str = PERSONAL) -> str:
@@ -102,6 +112,24 @@ def amounts_table(kept: Kept, setting: str) -> str:
         "kept, %",
     ]
     return f"{markdown(headings, rows, words=1)}\n\n{_from(kept, runs)}"
+
+
+def bounds_table(kept: Kept, settings: Sequence[str]) -> str:
+    """What a guard by errors alone keeps, and one that keeps every part without more errors: today's is in between."""
+    rows = []
+    for setting in settings:
+        runs = kept.repeats(setting)
+        for name, rule in (("by errors alone", _guarded), ("no more errors", _without_more_errors)):
+            groups = compare_groups(pool_seeds([[rule(person) for person in _people(run)] for run in runs.values()]))
+            (group,) = (found for found in groups if found.name == EVERYBODY)
+            judged = [found for found in groups if found.difference.interval is not None]
+            worse = f"{sum(found.is_worse for found in judged)} of {len(judged)}"
+            (_, people, *cells), rest = _row(group), f"{group.difference.worse}"
+            rows.append([f"`{setting.partition('/')[2]}`", name, people, *cells, worse, rest])
+    headings = ["setting", "guard", "people", "public model, WER %", "with a personal part, WER %", "points"]
+    headings += ["95 % interval", "parts kept", "groups that are worse", "people who are worse"]
+    told = " ".join(_from(kept, kept.repeats(setting)) for setting in settings)
+    return f"{markdown(headings, rows, words=2)}\n\n{told}"
 
 
 def gaps_table(kept: Kept, setting: str) -> str:

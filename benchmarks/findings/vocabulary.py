@@ -68,6 +68,7 @@ class Vocabulary:
             self.personal_recovered,
             self.personal_amounts,
             self.personal_gaps,
+            self.personal_bounds,
             self.personal_worse,
         )
         drawings = (
@@ -218,6 +219,10 @@ class Vocabulary:
     def personal_gaps(self, setting: str) -> str:
         """The worst group by the public model and with personal parts, with its gap."""
         return personal.gaps_table(self.kept, setting)
+
+    def personal_bounds(self, *settings: str) -> str:
+        """What guards keep that are stricter and looser than today's."""
+        return personal.bounds_table(self.kept, settings)
 
     def personal_worse(self, *settings: str) -> str:
         """In how many groups of these settings guarded parts are worse by more than the interval."""

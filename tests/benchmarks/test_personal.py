@@ -25,6 +25,7 @@ def person(number: int, *, public: int, personal: int) -> dict[str, Any]:
         "training": {"words": 10, "errors": public},
         "is_kept": personal < public,
         "errors": errors,
+        "guard": {"public_errors": public, "personal_errors": personal},
         "by_amount": [few],
     }
 
@@ -42,7 +43,8 @@ def test_tables_are_over_seeds_and_paired_by_person(results: Path, copy: Copy) -
     told = rendered(
         results,
         '{{ personal_groups("suite/private") }}\n{{ personal_recovered("suite/private", "suite/quiet") }}\n'
-        '{{ personal_amounts("suite/private") }}\n{{ personal_worse("suite/private") }}',
+        '{{ personal_amounts("suite/private") }}\n{{ personal_worse("suite/private") }}\n'
+        '{{ personal_bounds("suite/private") }}',
     )
     assert "| everybody | 14 | 70.0 | 30.0 | -40.0 | -40.0 to -40.0 | 28 of 28 |" in told
     assert "| accent German | 8 |" in told
@@ -51,6 +53,8 @@ def test_tables_are_over_seeds_and_paired_by_person(results: Path, copy: Copy) -
     assert "| 2 | 14 | 70.0 | +10.0 | +10.0 to +10.0 | 0.0 | 0.0 to 0.0 | 100.0 | 0.0 |" in told
     assert "| all that they have | 14 | 70.0 | -40.0 |" in told
     assert "0 of 3 groups ([private](../results/suite.md#private), " in told
+    for guard in ("by errors alone", "no more errors"):
+        assert f"| `private` | {guard} | 14 | 70.0 | 30.0 | -40.0 | -40.0 to -40.0 | 28 of 28 | 0 of 3 | 0 |" in told
     assert "`private`, seeds [1](../results/suite.md#private) [2](../results/suite.md#private-seed2)." in told
 
 

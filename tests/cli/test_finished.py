@@ -40,6 +40,11 @@ def test_the_first_run_with_a_guarantee_is_the_one_to_use() -> None:
     release, *_ = list_next_commands(private, again="sottovoce run mine")
     assert release.endswith(": sottovoce run mine federation.privacy.mode=secure --out runs/mine-release")
     assert private.results is not None
+    late = {**private.results["privacy"], "expected_answers": 30}
+    (release, *_) = list_next_commands(
+        Outcome(private.folder, results={**private.results, "privacy": late}), again="sottovoce run mine"
+    )
+    assert ": sottovoce serve mine federation.privacy.mode=secure --roster " in release  # `run` would refuse it
     private.results["privacy"]["simulated"] = False
     assert len(list_next_commands(private, again="sottovoce run mine")) == 2
     assert list_next_commands(quiet) == ["to use it: sottovoce transcribe runs/mine FILE"]

@@ -68,6 +68,12 @@ def assert_refused(ended: Any, message: str) -> None:
         (("join", "https://a:9443", *both, "--megabytes-a-day", "inf"), "--megabytes-a-day inf: expected a positive"),
         (("join", "https://a:9443", *both, "--megabytes-a-day", "nan"), "--megabytes-a-day nan: expected a number"),
         (("join", "https://a:9443", *both, "--seconds-a-day", "inf"), "seconds=inf, expected a positive number"),
+        (
+            ("join", "https://a:9443", *both, "--seconds-a-day", "1e308"),
+            "expected at most the 86,400 of a day",
+        ),
+        (("join", "https://a:9443", *both, "--seconds-a-day", 86_401), "seconds=86401, expected at most the 86,400"),
+        (("join", "https://a:9443", *both, "--megabytes-a-day", "1e308"), "1e+308: expected a positive number"),
     ],
 )
 def test_numbers_that_nobody_can_mean(

@@ -54,6 +54,13 @@ def test_a_part_is_trained_kept_and_used(sottovoce: Callable[..., Any], model: P
     file = speech / "0.wav"
     assert sottovoce("transcribe", model, file).out.split() != ["dab"]
     assert sottovoce("transcribe", model, file, "--personal", part).out == "dab\n"
+    assert sottovoce("prepare", "folder", speech, "--out", tmp_path / "store").code == 0
+    rates = [
+        json.loads(sottovoce("evaluate", model, "--on", tmp_path / "store", "--json", *own).out)
+        for own in ((), ("--personal", part))
+    ]
+    assert [rate["wer"] for rate in rates] == [1.0, 0.0]
+    assert [rate.get("personal") for rate in rates] == [None, str(part)]
     other = make_model(tmp_path / "other", seed=2)
     refused = sottovoce("transcribe", other, file, "--personal", part)
     assert refused.code == 2

@@ -1,8 +1,10 @@
 """The link over Flower, with nodes that are processes: who reaches what, and what becomes of those that break."""
 
+import queue
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -26,6 +28,7 @@ from sottovoce.network.keys import (  # noqa: E402
     make_node,
     make_server,
 )
+from sottovoce.network.node import worker  # noqa: E402
 from sottovoce.network.transport import chunks  # noqa: E402
 from sottovoce.network.transport.fleet_client import FleetClient  # noqa: E402
 
@@ -168,6 +171,47 @@ def test_an_answer_that_is_too_large_is_not_taken(keys: Path, link: Any, start: 
     assert link.ask({anna: b"say little"}, seconds=1, limit=100) == {}
     assert len(link._state.object_store) == 0
     assert len(link.ask({anna: b"say more"}, seconds=LONG, limit=1 << 24)[anna]) == 3 << 22
+
+
+def test_a_node_knows_which_of_its_answers_the_server_has_taken(keys: Path, link: Any) -> None:
+    """One that comes in time, and one that comes when the server has stopped waiting for it."""
+    stop, connected, asked, late = (threading.Event() for _ in range(4))
+    taken = queue.Queue[bool]()
+
+    def answer(order: bytes) -> bytes:
+        if order == b"slowly":
+            asked.set()
+            late.wait()
+        return order[::-1]
+
+    node = worker.Worker(
+        f"127.0.0.1:{link.port}",
+        key=load_private_key(keys / "anna" / "node.key"),
+        authority=(keys / "authority" / "ca.pem").read_bytes(),
+        answer=answer,
+        limit=1 << 20,
+        stop=stop,
+        on_sent=taken.put,
+        say=lambda line: connected.set(),
+    )
+    working = threading.Thread(target=node.run)
+    working.start()
+    try:
+        connected.wait()
+        anna = name(keys, "anna")
+        assert link.ask({anna: b"at once"}, seconds=LONG, limit=100) == {anna: b"ecno ta"}
+        assert taken.get() is True
+        with ThreadPoolExecutor(1) as others:
+            asking = others.submit(link.ask, {anna: b"slowly"}, seconds=LONG, limit=100)
+            asked.wait()
+            link._drop_orders(anna)
+            assert asking.result() == {}
+        late.set()
+        assert taken.get() is False
+    finally:
+        late.set()
+        stop.set()
+        working.join()
 
 
 @pytest.mark.parametrize("manner", ["killed-in-training", "killed-in-upload", "silent"])

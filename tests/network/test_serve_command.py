@@ -195,6 +195,24 @@ def test_what_is_wrong_with_a_deadline_is_one_line(serve: Serve, more: tuple[str
     assert not Path("served").exists()
 
 
+def test_a_release_that_was_begun_keeps_its_deadlines(serve: Serve) -> None:
+    """Another one would follow from who was late. A rehearsal may have another."""
+    begun = ("--seconds", "30", "--round-seconds", "60")
+    secure = ("federation.privacy.mode=secure", "--out", "release")
+    for more in (secure, ("--out", "rehearsal")):
+        with pytest.raises(Listening):
+            serve(*more, *begun)
+    for other, problem in (
+        (("--seconds", "40", "--round-seconds", "60"), "--seconds was 30 when the run began and is 40 now"),
+        (("--seconds", "30"), "--round-seconds was 60 when the run began and is none now"),
+    ):
+        assert problem in serve(*secure, *other, "--resume")
+        with pytest.raises(Listening):
+            serve("--out", "rehearsal", *other, "--resume")
+    with pytest.raises(Listening):
+        serve(*secure, *begun, "--resume")
+
+
 def test_so_many_more_are_drawn_and_the_divisor_stays(place: Place) -> None:
     from sottovoce.cli.serve import _load_federated
 

@@ -35,7 +35,12 @@ class Told:
             return answered
 
         monkeypatch.setattr(Participant, "answer", answer)
-        monkeypatch.setattr(node, "_on_answer", lambda order, found: self.lines.extend(sent.lines(order, found)))
+        self.is_taken = True
+        monkeypatch.setattr(
+            node,
+            "_on_answer",
+            lambda order, found: self.lines.extend(sent.lines(order, found, is_taken=self.is_taken)),
+        )
 
 
 def trained(local_cluster: LocalCluster, step: int = 2) -> dict[str, int]:
@@ -99,6 +104,33 @@ def test_an_open_update_and_a_refusal_are_said_at_once(
     pause_node(local_cluster.place / anna / "home")
     local_cluster.ask(anna, local_cluster.train(anna))
     assert told.lines[1:] == ["round 1: asked to train, refused (paused)"]
+
+
+def test_what_the_server_did_not_take_is_not_said_to_be_sent(
+    make_cluster: MakeCluster, secure: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for local_cluster in (make_cluster(), secure):
+        anna = local_cluster.people[0]
+        if local_cluster is not secure:
+            local_cluster.welcome(anna)
+        told = Told(local_cluster, anna, monkeypatch)
+        told.is_taken = False
+        local_cluster.ask(anna, local_cluster.train(anna))
+        assert told.lines == [
+            "round 1: asked to train; the server did not take the answer: it had stopped waiting, or cannot be reached"
+        ]
+
+
+def test_a_message_of_a_secure_sum_that_was_not_taken_is_not_counted(
+    secure: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told(secure, secure.people[0], monkeypatch)
+    when = trained(secure)
+    told.is_taken = False
+    secure.opened(list(range(FOUR)), **when)
+    told.is_taken = True
+    trained(secure)
+    assert told.lines[1].startswith(f"round 3: sent {format_size(told.sent[0])} in 1 messages of the secure sum, which")
 
 
 @pytest.mark.parametrize(("count", "said"), [(999, "999 bytes"), (999_499, "999 kB"), (999_500, "1 MB")])

@@ -9,7 +9,17 @@ import typer
 
 from sottovoce.base.errors import InputError
 from sottovoce.cli.console import counting_bar, print_json, print_line, stdout
-from sottovoce.cli.options import Device, Json, Model, Normaliser, OutsideFamily, split_store_name, with_decoding
+from sottovoce.cli.options import (
+    Device,
+    Json,
+    Model,
+    Normaliser,
+    OutsideFamily,
+    Personal,
+    split_store_name,
+    with_decoding,
+)
+from sottovoce.cli.personalise import load_own_model
 from sottovoce.data.text.normalisation import NormaliserName, choose_normaliser
 
 if TYPE_CHECKING:
@@ -26,6 +36,7 @@ def evaluate(
     *,
     model: Model,
     on: Annotated[str, typer.Option(metavar="STORE[:SPLIT]", help="What to recognise; all splits if none is named.")],
+    personal: Personal = None,
     family: OutsideFamily = None,
     device: Device = None,
     decoding: "DecodingOptions",
@@ -54,7 +65,6 @@ def evaluate(
     from sottovoce.evaluation.recognise import choose_device, recognise_utterances
     from sottovoce.evaluation.score import check_language, format_collapsed, score_hypotheses, select_utterances
     from sottovoce.evaluation.tables import format_evaluation
-    from sottovoce.models.recogniser import load_recogniser
     from sottovoce.report.evaluation_figure import draw_evaluation
     from sottovoce.training.ledger_check import check_model_of_run
     from sottovoce.training.testing import read_run_decoding
@@ -65,9 +75,10 @@ def evaluate(
         raise InputError(f"out={out}: the folder {out.parent} does not exist")
     path, split = split_store_name(on)
     check_model_of_run(model)
-    store, recogniser, chosen_device = Store(path), load_recogniser(model, family=family), choose_device(device)
+    store, recogniser = Store(path), load_own_model(model, personal, family=family)
+    chosen_device, part = choose_device(device), {} if personal is None else {"personal": str(personal)}
     store.check()
-    title = f"{model} on {on}"
+    title = f"{model}{'' if personal is None else f' with {personal}'} on {on}"
     if recogniser.family.recognition is None:
         if decoding != DecodingOptions() or normaliser != NormaliserName.OURS or plot is not None or out is not None:
             raise InputError(
@@ -76,7 +87,7 @@ def evaluate(
         speech = select_speech(recogniser, store, split=split, longest_seconds=longest)
         found = _compute_figures(recogniser, speech, title=title, device=chosen_device, json=json)
         if json:
-            print_json({"model": str(model), **found})
+            print_json({"model": str(model), **part, **found})
         return
     check_language(recogniser, store)
     rules = choose_normaliser(normaliser, language=store.language)
@@ -101,7 +112,7 @@ def evaluate(
         _write_texts(out, chosen, hypotheses)
     if json:
         taken = {"elapsed_seconds": elapsed, "real_time_factor": elapsed / result.audio_seconds}
-        print_json({"model": str(model)} | result.as_json() | taken)
+        print_json({"model": str(model)} | part | result.as_json() | taken)
     else:
         stdout.print(format_evaluation(result, title=title))
         speed = f"{result.audio_seconds:,.0f} s of audio in {elapsed:,.1f} s on {chosen_device}"

@@ -124,9 +124,12 @@ def list_next_commands(finished: "Outcome", *, again: str | None = None) -> list
     release, verify, exported = [], [], Path("models") / folder.name
     if has_guarantee(finished):
         if finished.results["privacy"]["simulated"] and again is not None:
-            out = folder.with_name(f"{folder.name}-release")
-            secure = f"{again} federation.privacy.mode=secure --out {out}"
-            release = [f"to make a release of it, with noise that nobody can repeat: {secure}"]
+            out, mode = folder.with_name(f"{folder.name}-release"), "federation.privacy.mode=secure"
+            if "expected_answers" in finished.results["privacy"]:  # in one process nobody is late
+                served = f"{again.replace(' run ', ' serve ', 1)} {mode} --roster ROSTER --keys KEYS --out {out}"
+                release = [f"to make a release of it, over a network, where some may be late: {served}"]
+            else:
+                release = [f"to make a release of it, with noise that nobody can repeat: {again} {mode} --out {out}"]
         export = f"sottovoce export {folder} --out {exported} && sottovoce verify {exported}"
         verify = [f"to verify what it promises: {export}"]
     if tests and not any("wer" in test for test in tests):  # the model writes no text

@@ -108,11 +108,13 @@ def join(
     home = home or (key if key.is_dir() else key.parent) / "home"
     claim_home(home)  # before recordings are prepared, which may take long: its owner can leave meanwhile
     stop, traffic = threading.Event(), RoundTraffic()
+    leaving: list[tuple[Order, OrderAnswer]] = []
 
-    def report_answer(order: Order, answer: OrderAnswer) -> None:
+    def report_sent(is_taken: bool) -> None:
         """Lines about each round, and the end when there are no more."""
-        for line in traffic.lines(order, answer):
-            print_line(line)
+        while leaving:
+            for line in traffic.lines(*leaving.pop(0), is_taken=is_taken):
+                print_line(line)
         if (rounds := participant.ended) is not None:
             participant.ended = None
             print_line(f"this run is over after {rounds:,} rounds: nothing more is asked of you")
@@ -131,7 +133,7 @@ def join(
         quota=quota,
         personal=None if personal is None else PersonalTraining(part=personal),
         say=print_line,
-        on_answer=report_answer,
+        on_answer=lambda order, answer: leaving.append((order, answer)),
     )
     if accept is not None and not participant.has_accepted(digest := _digest(accept)):
         participant.accept(digest)
@@ -144,6 +146,7 @@ def join(
         stop=stop,
         is_here=participant.is_here,
         departure=participant.departure,
+        on_sent=report_sent,
         say=print_line,
     )
     try:
@@ -153,7 +156,7 @@ def join(
 
 
 def _bytes(megabytes: float) -> int:
-    if not (megabytes > 0 and math.isfinite(megabytes)):
+    if not (megabytes > 0 and math.isfinite(1e6 * megabytes)):
         raise InputError(f"--megabytes-a-day {megabytes:g}: expected a positive number; pausing is for zero")
     return math.ceil(megabytes * 1e6)
 

@@ -23,6 +23,9 @@ OutsideFamily = Annotated[
         help="Import this model family of your own; a model's folder alone never has anything imported.",
     ),
 ]
+Personal = Annotated[
+    Path | None, typer.Option(metavar="PART", help="With a personal part of this model (`sottovoce personalise`).")
+]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N; a GPU where there is one by default.")]
 Recipe = Annotated[str, typer.Argument(help="A recipe's name (`sottovoce recipes`), a YAML file, or FILE.yaml/RUN.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, such as central.steps=100.")]

@@ -15,6 +15,7 @@ from sottovoce.cli.options import Device, Json, Model, OutsideFamily
 if TYPE_CHECKING:
     from sottovoce.data.population import Population
     from sottovoce.data.store import PackingProgress, Store
+    from sottovoce.models.recogniser import Recogniser
 
 
 def personalise(
@@ -43,7 +44,7 @@ def personalise(
 ) -> None:
     """Train a small part of a public model on your own speech. Nothing leaves this machine, and no ε speaks of it.
 
-    The part is kept only if it makes fewer errors on speech of yours that it was not trained on. Where it does not, or
+    The part is kept only if it does better on speech of yours that it was not trained on. Where it does not, or
     there is too little speech, the public model is kept. `sottovoce transcribe MODEL FILE --personal PART` uses it.
 
     Example: sottovoce personalise runs/demo/private --data my-recordings --out my-part
@@ -77,6 +78,21 @@ def personalise(
         return
     print_line(decision.describe())
     print_line(f"wrote {out}: `sottovoce transcribe {model} FILE --personal {out}` uses it")
+
+
+def load_own_model(model: Path, personal: Path | None, *, family: str | None) -> "Recogniser":
+    """The model, with one's own part of it where that is named."""
+    from sottovoce.models.personal_part import apply_personal_part, load_personal_part
+    from sottovoce.models.recogniser import load_recogniser
+
+    recogniser = load_recogniser(model, family=family)
+    if personal is None:
+        return recogniser
+    part = load_personal_part(personal)
+    found = apply_personal_part(recogniser, part, where=str(personal))
+    if not part.is_kept:
+        print_line(f"{personal}: the guard has kept the public model, which is used as it is")
+    return found
 
 
 @contextmanager

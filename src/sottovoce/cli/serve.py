@@ -74,7 +74,9 @@ def serve(
     ] = None,
     seconds: Annotated[
         float,
-        typer.Option(help="How long nodes have to train in a round; who is later counts as zero in it."),
+        typer.Option(
+            help="How long nodes have to train in a round; who is later counts as zero in it. A release keeps it."
+        ),
     ] = 600.0,
     round_seconds: Annotated[
         float | None,
@@ -207,7 +209,12 @@ def serve(
             return connect_clients(options, experiment, people, run=run, plan=plan, start=start)
 
         identities = tuple(user.node for user in people.users)
-        elsewhere = RemoteClients(roster_population(people, experiment), planned, clients, spare, identities)
+        deadlines = {
+            "--seconds": f"{seconds:g}",
+            "--round-seconds": "none" if round_seconds is None else f"{round_seconds:g}",
+        }
+        population = roster_population(people, experiment)
+        elsewhere = RemoteClients(population, planned, clients, spare, identities, deadlines)
         # What nodes are asked with, they can check the ledger by.
         around = replace(around, sign=keys / ORDERS_KEY, tracking=tracking)
         outcome = run_recipe(experiment, out=folder, resume=resume, context=around, remote=elsewhere)

@@ -8,7 +8,8 @@ import typer
 
 from sottovoce.base.errors import InputError
 from sottovoce.cli.console import print_json, print_line, progress_bar
-from sottovoce.cli.options import Device, Json, Model, OutsideFamily, with_decoding
+from sottovoce.cli.options import Device, Json, Model, OutsideFamily, Personal, with_decoding
+from sottovoce.cli.personalise import load_own_model
 from sottovoce.evaluation.transcripts import (
     FailedFile,
     Transcript,
@@ -38,10 +39,7 @@ def transcribe(
         TranscriptFormat, typer.Option(help="Plain text, words with their times, or subtitles.")
     ] = TranscriptFormat.text,
     out: Annotated[Path | None, typer.Option(help="Write one file for each recording into this folder.")] = None,
-    personal: Annotated[
-        Path | None,
-        typer.Option(metavar="PART", help="With a personal part of this model (`sottovoce personalise`)."),
-    ] = None,
+    personal: Personal = None,
     family: OutsideFamily = None,
     device: Device = None,
     decoding: "DecodingOptions",
@@ -77,14 +75,14 @@ def transcribe(
             )
         if len(places) != 1:
             raise InputError(f"--stream reads one pipe, expected - or one file, not {len(places)}")
-        _print_stream(_load_model(model, personal, family=family), places[0], device=choose_device(device))
+        _print_stream(load_own_model(model, personal, family=family), places[0], device=choose_device(device))
         return
     files = find_audio_files(places)
     if format is TranscriptFormat.srt and out is None and len(files) > 1 and not json:
         raise InputError(f"{len(files)} files do not make one .srt: name a folder with --out")
     one_document = json or (format is TranscriptFormat.json and out is None)
     targets = {} if out is None else name_transcripts(files, out, places=places, suffix=format.suffix)
-    recogniser = _load_model(model, personal, family=family)
+    recogniser = load_own_model(model, personal, family=family)
     recognition = require_recognition(recogniser)  # before any file is read
     pieces, settings = recogniser.tokens.pieces(), recogniser.settings
     decode = choose_decoder(recogniser.family, pieces, decoding, settings=settings)
@@ -122,21 +120,6 @@ def transcribe(
         print_line(line)
     if failed:
         raise typer.Exit(1 if found else 2)
-
-
-def _load_model(model: Path, personal: Path | None, *, family: str | None) -> "Recogniser":
-    """The model, with one's own part of it where that is named."""
-    from sottovoce.models.personal_part import apply_personal_part, load_personal_part
-    from sottovoce.models.recogniser import load_recogniser
-
-    recogniser = load_recogniser(model, family=family)
-    if personal is None:
-        return recogniser
-    part = load_personal_part(personal)
-    found = apply_personal_part(recogniser, part, where=str(personal))
-    if not part.is_kept:
-        print_line(f"{personal}: the guard has kept the public model, which is used as it is")
-    return found
 
 
 def _print_stream(recogniser: "Recogniser", place: Path, *, device: "torch.device") -> None:

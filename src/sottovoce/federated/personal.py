@@ -2,14 +2,16 @@
 
     public model ─► split ─► local steps on the person's speech ─► the part
                                                                      │
-    the person's speech in folds: train on all but one, count errors on that one ─► guard: the part, or none
+    the person's speech in folds: train on all but one, errors and losses on that one ─► guard: the part, or none
 
 Training is a client's local training (`client`), from the public model, of a small part of it. Nothing of it is an
 update: nobody else gets it, no sum has it, and no ε speaks of it.
 
 The guard decides by the person's own training speech. Each fold is recognised by the public model and by a part that
-was trained without it. The part is kept only if it makes fewer errors by more than `margin` standard errors of the
-difference, so that at least two utterances have to agree. With fewer than `FEWEST_UTTERANCES` the public model is kept.
+was trained without it. The part is kept if it makes fewer errors by more than `margin` standard errors of the
+difference, or no more errors and its loss is lower by as much: a good model makes no error in a few words, and only the
+loss can say then which of two is better. At least two utterances have to agree, and with fewer than `FEWEST_UTTERANCES`
+the public model is kept.
 Speech that somebody is tested on is never looked at.
 
 Shapes: U utterances of one person.
@@ -17,7 +19,7 @@ Shapes: U utterances of one person.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,11 +29,13 @@ from torch import Tensor
 
 from sottovoce.base.errors import InputError
 from sottovoce.base.seeds import derive, keyed_order, torch_stream
+from sottovoce.data.audio.batches import Batch
 from sottovoce.data.client_utterances import utterance_keys
-from sottovoce.data.loading import Speech
+from sottovoce.data.loading import Speech, load_batch
 from sottovoce.data.population import Client, Population
 from sottovoce.evaluation.decoder import DecodingOptions, choose_decoder
 from sottovoce.evaluation.error_rates import Counts, count_word_errors
+from sottovoce.evaluation.losses import compute_loss
 from sottovoce.evaluation.recognise import recognise_utterances
 from sottovoce.federated.client import ClientContext, LocalTraining, PlannedClient, load_client, train_locally
 from sottovoce.federated.feature_cache import FeatureCache
@@ -106,6 +110,15 @@ class Personaliser:
         decode = choose_decoder(model.family, model.tokens.pieces(), self.decoding, settings=model.settings)
         return recognise_utterances(model, self.context.store, rows, device=self.device, decode=decode)
 
+    def measure(self, model: Recogniser, speech: Speech, found: Sequence[str]) -> "Trial":
+        """How `model` does on each utterance of `speech`, which it has recognised as `found`."""
+        texts = [self.context.store.utterance(row).text or "" for row in speech.rows.tolist()]
+        model = model.to(self.device)
+        alone = [Batch(np.array([place]), int(length)) for place, length in enumerate(speech.lengths.tolist())]
+        with torch.no_grad():
+            losses = [float(compute_loss(model, load_batch(speech, one, device=self.device))) for one in alone]
+        return Trial(count_word_errors(texts, found), np.array(losses))
+
     def with_part(self, trained: Mapping[str, Tensor]) -> Recogniser:
         """The public model with somebody's part."""
         merged = self.split.frozen.merged(trained)
@@ -170,11 +183,27 @@ def train_part(personaliser: Personaliser, client: Client, speech: Speech, *, st
     return {name: tensor.detach().clone() for name, tensor in weights.masters.items()}
 
 
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What a model does on each of U utterances: counts of words and errors, and its loss."""
+
+    counts_U4: Counts
+    losses_U: NDArray[np.float64]
+
+    def with_others(self, places: NDArray[np.int64], other: "Trial") -> "Trial":
+        """The same with what `other` does in place of those utterances."""
+        counts_U4, losses_U = self.counts_U4.copy(), self.losses_U.copy()
+        counts_U4[places], losses_U[places] = other.counts_U4, other.losses_U
+        return Trial(counts_U4, losses_U)
+
+
 @dataclass(frozen=True)
 class Decision:
-    """What the guard found on a person's own speech: errors by the public model and by parts that had not seen it.
+    """What the guard found on a person's own speech: errors and mean loss by the public model, and by parts that had
+    not seen it.
 
-    `needed` is how many errors fewer it takes, and more than that.
+    `needed` is how many errors fewer it takes, and more than that; `needed_loss` how much less of the loss, where there
+    are no more errors.
     """
 
     utterances: int
@@ -182,17 +211,16 @@ class Decision:
     public_errors: int
     personal_errors: int
     needed: float
+    public_loss: float
+    personal_loss: float
+    needed_loss: float
     is_kept: bool
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "utterances": self.utterances,
-            "words": self.words,
-            "public_errors": self.public_errors,
-            "personal_errors": self.personal_errors,
-            "needed": self.needed,
-            "is_kept": self.is_kept,
-        }
+        """A loss that is no finite number is null."""
+        found = asdict(self)
+        losses = ("public_loss", "personal_loss", "needed_loss")
+        return found | {name: found[name] if math.isfinite(found[name]) else None for name in losses}
 
     def describe(self) -> str:
         """In one line."""
@@ -201,45 +229,59 @@ class Decision:
             return f"{few}: too little to try a personal part on; the public model is kept"
         found = (
             f"on {self.utterances} utterances that it had not seen, {self.words} words: {self.public_errors} errors by "
-            f"the public model, {self.personal_errors} with the personal part"
+            f"the public model, {self.personal_errors} with the personal part, loss {self.public_loss:.3f} and "
+            f"{self.personal_loss:.3f}"
         )
         if self.is_kept:
             return f"{found}; the part is kept"
-        return f"{found}; it takes more than {self.needed:.1f} errors fewer: the public model is kept"
+        return (
+            f"{found}; it takes more than {self.needed:.1f} errors fewer, or no more errors and a loss lower by more "
+            f"than {self.needed_loss:.3f}: the public model is kept"
+        )
 
 
-def decide(public_U4: Counts, personal_U4: Counts, *, margin: float) -> Decision:
-    """Keep the part if it makes fewer errors by more than `margin` standard errors of the difference.
+def decide(public: Trial, personal: Trial, *, margin: float) -> Decision:
+    """Keep the part if it is better on the same utterances by more than `margin` standard errors of the difference.
 
-    The standard error of a sum of U differences d is about √Σd². One utterance alone never suffices at margin=1: its
-    difference is no more than that. Fewer than `FEWEST_UTTERANCES` never do.
+    By errors; or, with no more errors, by the loss. The standard error of a sum of U differences d is about √Σd². One
+    utterance alone never suffices at margin=1: its difference is no more than that. Fewer than `FEWEST_UTTERANCES`
+    never do. Losses that are not finite decide nothing.
     """
-    public_U, personal_U = (counts_U4[:, 1:].sum(axis=1) for counts_U4 in (public_U4, personal_U4))
+    count = len(public.counts_U4)
+    public_U, personal_U = (trial.counts_U4[:, 1:].sum(axis=1) for trial in (public, personal))
     fewer_U = public_U - personal_U
-    needed = margin * math.sqrt(float((fewer_U**2).sum()))
+    is_finite = bool(np.isfinite(public.losses_U).all() and np.isfinite(personal.losses_U).all())
+    lower_U = public.losses_U - personal.losses_U if is_finite else np.zeros(count)
+    needed, needed_loss = (margin * math.sqrt(float((d_U**2).sum())) for d_U in (fewer_U, lower_U))
+    fewer = int(fewer_U.sum())
+    is_better = fewer > needed or (fewer >= 0 and float(lower_U.sum()) > needed_loss)
     return Decision(
-        utterances=len(public_U4),
-        words=int(public_U4[:, 0].sum()),
+        utterances=count,
+        words=int(public.counts_U4[:, 0].sum()),
         public_errors=int(public_U.sum()),
         personal_errors=int(personal_U.sum()),
         needed=needed,
-        is_kept=len(public_U4) >= FEWEST_UTTERANCES and int(fewer_U.sum()) > needed,
+        public_loss=float(public.losses_U.sum()) / max(count, 1),
+        personal_loss=float(personal.losses_U.sum()) / max(count, 1),
+        needed_loss=needed_loss / max(count, 1),
+        is_kept=count >= FEWEST_UTTERANCES and is_better,
     )
 
 
 def judge_part(personaliser: Personaliser, client: Client, speech: Speech, *, public: Sequence[str]) -> Decision:
     """What the guard says of `client`, whose `speech` the public model has recognised as `public`."""
-    texts = [personaliser.context.store.utterance(row).text or "" for row in speech.rows.tolist()]
-    public_U4 = count_word_errors(texts, public)
-    personal_U4 = public_U4.copy()
+    margin = personaliser.settings.margin
+    before = personaliser.measure(personaliser.model, speech, public)
+    found = before
     for number, left_out in enumerate(_folds(personaliser, speech), start=1):
         others = np.setdiff1d(np.arange(len(speech.rows)), left_out)
         trained = train_part(personaliser, client, take_speech(speech, others), stage=number)
         if not _is_finite(trained):
-            return decide(public_U4, public_U4, margin=personaliser.settings.margin)
-        found = personaliser.recognise(personaliser.with_part(trained), speech.rows[left_out])
-        personal_U4[left_out] = count_word_errors([texts[place] for place in left_out.tolist()], found)
-    return decide(public_U4, personal_U4, margin=personaliser.settings.margin)
+            return decide(before, before, margin=margin)
+        model, tried = personaliser.with_part(trained), take_speech(speech, left_out)
+        texts = personaliser.recognise(model, tried.rows)
+        found = found.with_others(left_out, personaliser.measure(model, tried, texts))
+    return decide(before, found, margin=margin)
 
 
 def train_and_judge(

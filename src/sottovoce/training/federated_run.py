@@ -111,8 +111,9 @@ def _inputs(federation: Federation, processes: Processes) -> dict[str, Any]:
     inputs |= describe_base_model(federation.start)
     if federation.plan.settings.root_seed is None:
         # A release replays nothing, and digests of its data would let readers of its folder test guesses of the data.
-        # Its sums are exact, whereas a simulation's depend on the number of processes by rounding.
-        return inputs
+        # Its sums are exact, whereas a simulation's depend on the number of processes by rounding. Who is late may
+        # depend on their speech, so nothing that follows from it may decide how long others are waited for.
+        return inputs if federation.remote is None else {**inputs, **federation.remote.deadlines}
     people = {"population digest": federation.population.digest, "number of processes": str(processes.world)}
     return {**inputs, **federation.data.digests(), **people}
 

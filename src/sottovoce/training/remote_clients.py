@@ -1,7 +1,7 @@
 """Clients on other machines, as a run sees them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -49,6 +49,7 @@ class RemoteClients:
     `planned` adds to a plan what their sums need. `spare_attempts` is how many attempts more than the recipe's
     steps (and as many more measurements of their word error rate) they have accepted; None where these are not counted.
     `identities` are digests of the clients' keys, in the population's order; None where they are named by their speech.
+    `deadlines` are the times by which clients answer, as options name them; a release keeps them.
     """
 
     population: Population
@@ -56,3 +57,4 @@ class RemoteClients:
     clients: Callable[[RunFolder, Plan, Recogniser], ConnectedClients]
     spare_attempts: int | None = None
     identities: tuple[bytes, ...] | None = None
+    deadlines: Mapping[str, str] = field(default_factory=dict)

@@ -114,6 +114,8 @@ def open_mlflow(run: TrackedRun) -> Tracker:
     """
     mlflow = import_extra("mlflow", extra="mlflow", called="--track mlflow")
     entities = import_extra("mlflow.entities", extra="mlflow", called="--track mlflow")
+    # Or else its client prints where a run can be seen, on the standard output that --json has for itself.
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     client = mlflow.MlflowClient()
 
     def now() -> int:

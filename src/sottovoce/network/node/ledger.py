@@ -23,6 +23,8 @@ from sottovoce.network.node.home import LEDGER, LEFT, PAUSED, check_home, claim_
 from sottovoce.network.turns import Turns
 from sottovoce.privacy.chain import ChainWriter, read_chain
 
+DAY_SECONDS = 86_400
+
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
@@ -40,6 +42,8 @@ class Quota:
         for name, most in vars(self).items():
             if most is not None and not (most > 0 and math.isfinite(most)):
                 raise InputError(f"quota: {name}={most}, expected a positive number, or none; pausing is for zero")
+        if self.seconds is not None and self.seconds > DAY_SECONDS:
+            raise InputError(f"quota: seconds={self.seconds:g}, expected at most the {DAY_SECONDS:,} of a day, or none")
 
 
 @dataclass

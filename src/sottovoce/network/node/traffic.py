@@ -7,30 +7,32 @@ from sottovoce.network.messages import OVERHEAD, AnswerCode, Order, OrderAnswer,
 
 @final
 class RoundTraffic:
-    """Counts the bytes of answers as they leave, signatures included."""
+    """Counts the bytes of answers that the server has taken, signatures included."""
 
     def __init__(self) -> None:
         self._round = ""
         self._attempt: tuple[bytes, int] | None = None  # of the secure sum that is not over: run and number
         self._bytes = self._messages = 0
 
-    def lines(self, order: Order, answer: OrderAnswer) -> list[str]:
-        """What there is to say as `answer` to `order` leaves."""
+    def lines(self, order: Order, answer: OrderAnswer, *, is_taken: bool = True) -> list[str]:
+        """What there is to say when `answer` to `order` was sent, or the server did not take it."""
         if order.kind in (OrderKind.TRAIN, OrderKind.WER):
-            return [*self._unfinished(), self._begun(order, answer)]
+            return [*self._unfinished(), self._begun(order, answer, is_taken=is_taken)]
         if order.kind is OrderKind.END:
             return self._unfinished()
-        if (order.run, order.attempt) != self._attempt:
+        if (order.run, order.attempt) != self._attempt or not is_taken:
             return []
         self._bytes, self._messages = self._bytes + OVERHEAD + len(answer.payload), self._messages + 1
         return [self._finished()] if order.kind is OrderKind.UNMASK and answer.code is AnswerCode.DONE else []
 
-    def _begun(self, order: Order, answer: OrderAnswer) -> str:
+    def _begun(self, order: Order, answer: OrderAnswer, *, is_taken: bool) -> str:
         is_round = order.kind is OrderKind.TRAIN
         self._round = f"round {order.step + 1:,}" if is_round else f"after round {order.step:,}"
         asked = f"{self._round}: asked {'to train' if is_round else 'how well you are understood'}"
         if answer.code is not AnswerCode.DONE:
             return f"{asked}, refused ({answer.code.name.lower()})"
+        if not is_taken:
+            return f"{asked}; the server did not take the answer: it had stopped waiting, or cannot be reached"
         size = OVERHEAD + len(answer.payload)
         if answer.payload:
             return f"{asked}, sent {format_size(size)}"

@@ -61,7 +61,8 @@ class Worker:
 
     Connected only while `is_here`, which is asked between orders: servers count on nodes that are connected.
     `departure` is the message that this node has left for good, once it has. `authority` is the certificate (PEM) that
-    the server's must be signed by, `limit` the most bytes of an order.
+    the server's must be signed by, `limit` the most bytes of an order. `on_sent` is told after each answer whether the
+    server has taken it.
     """
 
     def __init__(
@@ -75,10 +76,11 @@ class Worker:
         stop: threading.Event,
         is_here: Callable[[], bool] = lambda: True,
         departure: Callable[[], bytes | None] = lambda: None,
+        on_sent: Callable[[bool], None] = lambda is_taken: None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._server, self._answer, self._limit, self._stop = server, answer, limit, stop
-        self._is_here, self._departure, self._say = is_here, departure, say
+        self._is_here, self._departure, self._on_sent, self._say = is_here, departure, on_sent, say
         self._client = FleetClient(server, key=key, authority=authority)
         self._activation = fleet_pb2.ActivateNodeRequest(
             public_key=key_to_pem(key.public_key()), heartbeat_interval=HEARTBEAT_SECONDS
@@ -185,8 +187,12 @@ class Worker:
             if order is None:
                 order = self._fetch_order(node, message, tree, until=until)
             if order is not None and (reply := self._answer(order)) is not None:
-                with suppress(_Unwanted):
-                    self._send_answer(node, Message(pack_bytes(reply), reply_to=message), until=until)
+                is_taken = False
+                try:
+                    with suppress(_Unwanted):
+                        is_taken = self._send_answer(node, Message(pack_bytes(reply), reply_to=message), until=until)
+                finally:
+                    self._on_sent(is_taken)
 
     def _fetch_order(self, node: Any, message: Message, tree: Any, *, until: float) -> bytes | None:
         """The bytes of an order; None where they are more than the limit, or do not come."""
@@ -212,8 +218,8 @@ class Worker:
         order = inflate_message(message_id, objects)
         return order if order is not None and len(order) <= self._limit else None
 
-    def _send_answer(self, node: Any, reply: Message, *, until: float) -> None:
-        """After a break, only what the server has not got yet is sent again."""
+    def _send_answer(self, node: Any, reply: Message, *, until: float) -> bool:
+        """Whether the server took it. After a break, only what it has not got yet is sent again."""
         bare, tree, objects = split_message(reply)
         pushed = self._retry(
             fleet_pb2.PushMessagesRequest(
@@ -230,7 +236,8 @@ class Worker:
                 session_id=pushed.session_id,
             )
             if not self._retry(part, until=until).stored:
-                return  # too late: the server has stopped waiting
+                return False  # too late: the server has stopped waiting
+        return True
 
     # Requests.
 
