@@ -161,7 +161,8 @@ def test_mistakes_are_one_line(sottovoce: Command, arguments: list[object], mess
 def run(tmp_path: Path) -> Path:
     """The folder of a run that has done five steps and committed three."""
     event = poisson_release(1.0, sampling_rate=0.02)
-    header = Header(run="a", mode="secure", plan={}, event=event, delta=1e-6, epsilon_budget=8.0)
+    plan = {"mode": "secure", "population_size": 1000, "cohort_size": 20, "noise_multiplier": 1.0}
+    header = Header(run="a", mode="secure", plan=plan, event=event, delta=1e-6, epsilon_budget=8.0)
     ledger = Ledger(tmp_path / "ledger.jsonl", header=header)
     for step in range(5):
         ledger.intend(event, step=step, clip_bound=0.01, parameters="p", cohort="c")
