@@ -19,6 +19,7 @@ from sottovoce.data.audio.time_domain import DroppedChunks, DroppedFrequencies
 from sottovoce.data.loading import read_speech
 from sottovoce.federated import client as client_module
 from sottovoce.federated.client import ClientContext, LoadedClient, Proximal
+from sottovoce.federated.client_stream import StreamSettings
 from sottovoce.federated.cohort import LocalClients
 from sottovoce.federated.engines import Dropped, Engine, SequentialEngine, StackedEngine
 from sottovoce.federated.engines import engine as engine_module
@@ -267,6 +268,31 @@ def test_reading_ahead_takes_half_of_what_is_kept_at_most(
     engine = stacked_of(ours)
     engine.expect([1, 2, 3, 4], step=1)
     assert len(read_by(engine, ours, monkeypatch, clients=[0])) <= 1 + 2
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        pytest.param({"time_line": StreamSettings(), "local_steps": 1}, id="used once"),
+        pytest.param({"dropped_chunks": DroppedChunks()}, id="augmented"),
+    ],
+)
+def test_nothing_is_read_ahead_that_could_not_be_kept(
+    local: dict[str, Any], tones: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = small(tones, tmp_path / "ledger.jsonl", local=local, cohort_size=9)
+    engine = stacked_of(ours)
+    loaded: list[int] = []
+    whole = engine_module.load_client
+
+    def count(context: Any, planned: Any, **named: Any) -> LoadedClient:
+        loaded.append(planned.client.index)
+        return whole(context, planned, **named)
+
+    monkeypatch.setattr(engine_module, "load_client", count)
+    engine.expect([1, 2, 3], step=1)
+    updates_of(engine, ours, clients=[0])
+    assert loaded == [0]
 
 
 @pytest.mark.parametrize("mode", ["seeded", "secure"])

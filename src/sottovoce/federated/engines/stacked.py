@@ -128,8 +128,9 @@ class StackedEngine(InProcessEngine):
         They take half of what may be kept at most: this cohort's are not to make room for them.
         """
         (cohort, step), self._expected = self._expected, ((), 0)
-        if self._context.local.augments_waveforms:
-            return  # features are another time's
+        local = self._context.local
+        if local.augments_waveforms or local.time_line is not None:
+            return  # no features are used twice
         room = self._cache.limit // 2
         for index in cohort:
             if room <= 0:
